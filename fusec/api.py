@@ -104,7 +104,7 @@ def jit(
     graph: on a GPU, the kernels of a call are replayed as one CUDA graph, which takes less of the host's time; results
     are fresh memory all the same.
 
-    precision: how products of f32 are computed. ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of
+    precision: how matmuls of f32 are computed. ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of
     mantissa, several times faster); ``"ieee"`` keeps f32, whatever PyTorch's own switches say.
 
     With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves

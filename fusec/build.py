@@ -60,7 +60,7 @@ class Options:
     """What a compilation depends on besides the graph.
 
     target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
-    and write to the on-disk cache. precision: of f32 products on a GPU. usual: extents of named dimensions for which
+    and write to the on-disk cache. precision: of f32 matmuls on a GPU. usual: extents of named dimensions for which
     schedules are chosen on a GPU, where a program serves more (the largest that it serves, if not given). freeze: keep
     what is packed from PyTorch tensors that are no arguments; nothing tells when a NumPy array changes.
     """

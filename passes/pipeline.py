@@ -74,7 +74,7 @@ def lower(
 
     ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out; without
     ``fuse`` every op is a kernel of its own.
-    ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``tf32``: on a GPU products of
+    ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``tf32``: on a GPU matmuls of
     f32 may round their operands to TF32. ``rates``: what this CPU was measured to do, for the cost model.
     """
     unknown = disable - set(PASS_NAMES)

@@ -28,7 +28,7 @@ from fusec.target.gpu import GpuTarget
 class GpuSelector:
     """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton.
 
-    usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    usual: extents of symbols for which matmuls and attention are scheduled; where it says nothing, the largest.
     calls: PyTorch's library is at hand for what it does sooner.
     """
 

@@ -1,6 +1,6 @@
 """Matmuls of one vector (a batch), on CPUs: each element of the other operand is read once and used once.
 
-A product's kernel arranges that operand for use by many rows, and attention's has a query on each vector lane. With one
+A matmul's kernel arranges that operand for use by many rows, and attention's has a query on each vector lane. With one
 row (a token that looks at the keys and values of those before it) a sum of products along memory is all there is to do.
 """
 

@@ -12,8 +12,8 @@ from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 @dataclass(frozen=True)
 class DeferredEpilogue:
-    """``values`` is computed from a tile's products at once and held in ``slots``, of 16 bits each; ``rest`` stores
-    what is computed from there, under the next tile's products."""
+    """``values`` is computed from a tile's accumulators at once and held in ``slots``, of 16 bits each; ``rest`` stores
+    what is computed from there, under the next tile's MMAs."""
 
     values: tuple[ScalarExpr, ...]
     slots: tuple[Buffer, ...]
@@ -21,7 +21,8 @@ class DeferredEpilogue:
 
 
 def deferred_epilogue(stores: Sequence[Store], accumulators: Collection[Buffer]) -> DeferredEpilogue | None:
-    """The cut nearest the products; None where more values than products cross it, or one that is not rounded."""
+    """The cut nearest the accumulators; None where more values than accumulators cross it, or one that is not
+    rounded."""
     cut = _Cut(accumulators)
     rest = []
     for store in stores:
@@ -50,7 +51,7 @@ class _Cut:
         self.reads: dict[int, bool] = {}
 
     def rest_of(self, e: ScalarExpr) -> ScalarExpr | None:
-        """The value with what is deferred read instead; None where it reads a product that nothing rounds."""
+        """The value with what is deferred read instead; None where it reads an accumulator that nothing rounds."""
         return rewrite(e, self._change) if self._can_be_cut(e) else None
 
     def put(self, value: Apply) -> Load:

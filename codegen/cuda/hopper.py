@@ -1,4 +1,4 @@
-"""Matrix products for Hopper in CUDA C++: a plan for ``gemm.cuh`` with the kernel's own epilogue inlined in it."""
+"""Matmuls for Hopper in CUDA C++: a plan for ``gemm.cuh`` with the kernel's own epilogue inlined in it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MOST_BYTES = 16
 
 
 def pointwise(block: Block) -> Iterator[Pointwise]:
-    """The statements on domains, in order, those inside loops among them. LoweringError for a product."""
+    """The statements on domains, in order, those inside loops among them. LoweringError for a matmul."""
     for s in block:
         if isinstance(s, Map | Store | Reduce):
             yield s

@@ -41,7 +41,7 @@ class PlanWriter:
     """Writes ``struct Plan`` of a kernel.
 
     names: that the header and the plan use themselves. m, n: a tile's rows and columns, ``row`` and ``column`` in C++.
-    products: tiles that an epilogue reads, as C++ with a placeholder for 0 or 1: the first or the second of two
+    accumulators: tiles that an epilogue reads, as C++ with a placeholder for 0 or 1: the first or the second of two
     neighbours. pairs: two neighbours may be moved at once, as addresses are multiples of 16 bytes.
     """
 
@@ -259,7 +259,7 @@ class PlanWriter:
     ) -> None:
         """Two neighbours of each result: packed into ``staged`` where that is true, else stored.
 
-        cut: what the results are computed from, in ``deferred``; else from the products.
+        cut: what the results are computed from, in ``deferred``; else from the accumulators.
         known: what has been read, where what is packed beyond the limits does not leave."""
         if known is not None and all(staged):
             self.stay_inside((self.m, self.n))

@@ -1,4 +1,4 @@
-"""Matrix products in SIMT arithmetic: a plan for ``tiled.cuh`` with the kernel's own operands and epilogue in it."""
+"""Matmuls in SIMT arithmetic: a plan for ``tiled.cuh`` with the kernel's own operands and epilogue in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_NAMES = "Plan Type Tiled batch row k column values kCount plan v T"
 
 @dataclass(frozen=True)
 class _Operand:
-    """One side of the product: the value of its elements, how its memory runs, and neighbours moved together.
+    """One side of the matmul: the value of its elements, how its memory runs, and neighbours moved together.
 
     strides: elements from a neighbour along M or N, and along K; -1 where that varies.
     """

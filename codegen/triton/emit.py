@@ -94,7 +94,7 @@ class TritonKernel:
 def emit_kernel(kernel: Kernel, *, descriptors: bool = False, overlaps: bool = False) -> TritonKernel:
     """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say.
 
-    With ``descriptors`` blocks of products' operands come through tensor descriptors where their layout allows, which
+    With ``descriptors`` blocks of matmuls' operands come through tensor descriptors where their layout allows, which
     are parameters after the pointers; every address must then be a multiple of 16 bytes. With ``overlaps`` the kernel
     may be started before the one ahead of it has ended, for which it waits itself.
     """
@@ -230,7 +230,7 @@ class _Emitter(Scalars):
             first, past = (self.names[x.buffer] for x in loop.within)
             start, stop = f"tl.maximum({start}, {first})", f"tl.minimum({stop}, {past})"
         inner = [s for s in loop.body if isinstance(s, Loop)]
-        # A walk over tiles is flattened, so that the next tile's loads run under a tile's stores; of two products side
+        # A walk over tiles is flattened, so that the next tile's loads run under a tile's stores; of two matmuls side
         # by side Triton then no longer pipelines the loads.
         flat = any(sum(isinstance(s, Dot) for s in x.body) == 1 for x in inner)
         spelled = "tl.range" if flat else "range"
@@ -327,7 +327,7 @@ class _Emitter(Scalars):
         self._forget(name)
 
     def _operand(self, load: Load, domain: tuple[Iter, Iter], half: list[DType], exact: bool) -> str:
-        """A block of a product. One of plain f32 arithmetic is read through pointers, as threads share it out."""
+        """A block of a matmul. One of SIMT f32 arithmetic is read through pointers, as threads share it out."""
         self.domain = domain
         if load.buffer.space == "tile":
             name = self.names[load.buffer]
@@ -343,7 +343,7 @@ class _Emitter(Scalars):
         return text
 
     def _put(self, s: Store, value: str) -> bool:
-        """Stores a product's block through a tensor descriptor; False where it can't be."""
+        """Stores a matmul's block through a tensor descriptor; False where it can't be."""
         if not self.kernel.traits.tma_stores or len(s.domain) != 2:
             return False
         found = self._describe(Load(s.target, s.index), (s.domain[0], s.domain[1]))

@@ -35,7 +35,7 @@ class Scalars(Text):
     """Expressions over the domain at hand.
 
     With ``describes`` blocks come through tensor descriptors where their layout allows. ``outer`` are the grid's
-    iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a product;
+    iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a matmul;
     ``shares``: several results are computed together; ``texts``: of their parts that were spelled, by identity.
     """
 

@@ -1,4 +1,4 @@
-"""Products whose operands both have k's elements side by side: k lies on the lanes, each sum is a vector until its end.
+"""Matmuls whose operands both have k's elements side by side: k lies on the lanes, each sum is a vector until its end.
 
 So a weight of ``[columns, k]``, as ``torch.nn.Linear`` keeps it, is read where it lies. ``rows`` by ``columns`` vectors
 of sums stay in registers over all of k; then each is added up, those of a row by one tree of shuffles.
@@ -122,7 +122,7 @@ class AlongWriter(DotWriter):
         return self._at(block, i, 0, 0, k)
 
     def _read(self, code: Code, name: str, load: Load, at: Mapping[Symbol, Index], mask: Node | None) -> Node:
-        """A vector along k; narrow elements as groups of 32 bits."""
+        """A vector along k; small elements as groups of 32 bits."""
         memory = self.context.memory[load.buffer]
         offset = tir.ramp(self.context.index(self._flat_at(load, at)), self.span, 1, self.context.index_type)
         if mask is None:

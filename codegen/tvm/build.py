@@ -31,7 +31,7 @@ _SWITCHES = {
     "amx_bf16": "+amx-bf16",
     "amx_int8": "+amx-int8",
 }
-"""LLVM's switches of a target's products: a machine may have more of them than the processor it is told to be."""
+"""LLVM's switches of a target's matmuls: a machine may have more of them than the processor it is told to be."""
 
 
 def llvm_target(target: CpuTarget) -> Any:

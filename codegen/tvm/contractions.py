@@ -1,4 +1,4 @@
-"""A Dot's operands and registers decide how it is written: k on the lanes or columns, groups of narrow elements, AMX
+"""A Dot's operands and registers decide how it is written: k on the lanes or columns, groups of small elements, AMX
 tiles."""
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Emitter:
         code.append(tir.loop(point, count, body, tir.PARALLEL, self.context.index_type))
 
     def _point(self, grid: Grid) -> list[Node]:
-        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product.
+        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a matmul.
 
         What went past the caches is in order before the point ends: on x86 the stores that threads wait with would
         not wait for it.

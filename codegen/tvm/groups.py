@@ -1,4 +1,4 @@
-"""Products of narrow types in vector registers: groups of 32 bits along k are multiplied and added up by one
+"""Matmuls of low-precision types in vector registers: groups of 32 bits along k are multiplied and added up by one
 instruction.
 
 bf16 with AVX512-BF16 (``vdpbf16ps``, two products a lane, f32 sums; subnormal operands count as 0) and i8 with

@@ -1,4 +1,4 @@
-"""Products on AMX: two by two tiles of sums, each of 16 by 16, and tiles of operands between them.
+"""Matmuls on AMX: two by two tiles of sums, each of 16 by 16, and tiles of operands between them.
 
 A tile has 16 rows of 64 bytes. One of ``a`` holds 16 rows and 32 bf16 (or 64 i8) steps of k; one of ``b`` as many
 steps, in groups of 32 bits, of 16 columns (Intel's *Architectures Optimization Reference Manual*, chapter 20). Tiles
@@ -40,7 +40,7 @@ _FEW = 4
 
 
 def configure(code: Code, block: Block) -> None:
-    """The tiles that a block's products use, for the thread that runs what follows.
+    """The tiles that a block's matmuls use, for the thread that runs what follows.
 
     Those of few rows have tiles of as many: the others' time and memory are not spent.
     """
@@ -134,7 +134,7 @@ class _TileWriter:
     def _block(self, code: Code, row: Index, column: Index, rows: int) -> None:
         """The sums of ``rows`` by ``self.columns`` tiles: of few steps of k a column of tiles after the other.
 
-        Tiles that are stored hold up the products that come next into them; these go into others meanwhile.
+        Tiles that are stored hold up the matmuls that come next into them; these go into others meanwhile.
         """
         if self.columns > 1 and not self.dot.beside and self.dot.k.extent <= _FEW * self.step:
             for j in range(self.columns):
@@ -172,7 +172,7 @@ class _TileWriter:
         end: int,
         beside: int,
     ) -> None:
-        """Steps of k, each with so many rows of the stores beside the product."""
+        """Steps of k, each with so many rows of the stores beside the matmul."""
         if first == end:
             return
         step = symbol(code.fresh("kb"), 0, end - first - 1)

@@ -1,7 +1,7 @@
 """Copies of 16-bit elements that transpose: those of two rows of the source, which become neighbours, travel as 32
 bits.
 
-So rows of values become a product's left operand, with the keys side by side: 16 rows of 32 bits become as many columns
+So rows of values become a matmul's left operand, with the keys side by side: 16 rows of 32 bits become as many columns
 in registers.
 """
 

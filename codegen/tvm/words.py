@@ -1,8 +1,8 @@
-"""Copies of narrow elements into groups of 32 bits, as products of narrow types want their right operand.
+"""Copies of small elements into groups of 32 bits, as matmuls of low-precision types want their right operand.
 
 The last iterator walks a group, the one before it the groups beside each other. Where a group is adjacent in the
 source too, it is moved as one word; where the groups are rows of the source, their vectors are interleaved. One
-element at a time would take as long as the product itself.
+element at a time would take as long as the matmul itself.
 """
 
 from __future__ import annotations

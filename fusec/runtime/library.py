@@ -244,7 +244,7 @@ def _resolve(target: str) -> tuple[Callable[..., Any], str]:
 
 def _index_check(type: TensorType, low: int, high: int) -> Prepared:
     """The check of an index of this type, with as little code as can be: most of its time is waiting for its own code,
-    which products of large matrices have driven from the caches."""
+    which matmuls of large matrices have driven from the caches."""
     few = type.device == "cpu" and isinstance(type.count, int) and 0 < type.count <= _FEW
     inner = range(type.rank - 1)
 

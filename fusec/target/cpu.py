@@ -18,13 +18,12 @@ from fusec.target.tiles import allow_tiles
 class CpuTarget:
     """A CPU to compile for.
 
-    mcpu, attributes: LLVM's name of the processor and feature switches (``-prefer-256-bit``).
-    vector_bits: width of a vector register; vector_registers: how many there are.
-    l1, l2, l3: data cache sizes in bytes (L1 and L2 of one core, L3 shared).
-    cores: cores that may be used. frequency: sustained clock in Hz. fma_units: vector FMAs a cycle a core.
-    bandwidth: main memory, bytes a second, all cores together.
-    products: instruction sets that multiply narrow types into wide sums, as Linux spells them (``amx_bf16``).
-    triple: LLVM's name of the platform, where it is another than x86-64 Linux.
+    mcpu, attributes: LLVM's name of the processor and feature switches (``-prefer-256-bit``). vector_bits: width of a
+    vector register; vector_registers: how many there are. l1, l2, l3: data cache sizes in bytes (L1 and L2 of one core,
+    L3 shared). cores: cores that may be used. frequency: sustained clock in Hz. fma_units: vector FMAs a cycle a core.
+    bandwidth: main memory, bytes a second, all cores together. matmul_features: instruction sets that multiply
+    low-precision types into wide sums, as Linux spells them (``amx_bf16``). triple: LLVM's name of the platform, where
+    it is another than x86-64 Linux.
     """
 
     name: str
@@ -68,7 +67,7 @@ class CpuTarget:
         return _TILE_FLOPS * (16 / bits) * self.frequency
 
     def multiplies(self, dtype: DType) -> bool:
-        """Whether vector instructions add up products of this narrow type in a wide one."""
+        """Whether vector instructions add up products of this low-precision type in a wide one."""
         return _VECTOR_MATMULS.get(dtype.name) in self.matmul_features
 
     def multiplies_in_tiles(self, dtype: DType) -> bool:
@@ -225,7 +224,7 @@ def host_model() -> str:
 
 
 def _host_matmul_features(flags: frozenset[str]) -> tuple[str, ...]:
-    """What multiplies narrow types here; AMX only where Linux lets this process use its registers."""
+    """What multiplies low-precision types here; AMX only where Linux lets this process use its registers."""
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= flags and allow_tiles()
     return tuple(name for name in _AMX if name in flags and (tiles or not name.startswith("amx")))
 

@@ -46,7 +46,7 @@ class GpuTarget:
 
     @property
     def single_flops(self) -> float:
-        """Operations a second of plain f32 arithmetic."""
+        """Operations a second of SIMT f32 arithmetic."""
         return self.rates.simt
 
     @property

@@ -18,7 +18,7 @@ class GpuRates:
     launch.
     read: device memory, reading only. copy: bytes read and written of a copy, half of each. l2: what blocks fetch of
     operands that others fetch too.
-    tensor: products of 16 bits by the GPU's fastest instructions. warp_tensor: by those of a warp (``mma.sync``), the
+    tensor: matmuls of 16 bits by the GPU's fastest instructions. warp_tensor: by those of a warp (``mma.sync``), the
     same where there are no faster ones. simt: multiply-adds of f32. special: exponentials and the like.
     measured: on this device.
     """
@@ -95,7 +95,7 @@ L2 = 2.67
 
 TENSOR = 0.868
 """What Hopper's instructions reach of the datasheet's rate of matmuls inside ``gemm.cuh``'s loop, where the GPU is
-limited by power: three products in ``benchmarks/results/gpu.md`` lie within 2 % of the times that follow."""
+limited by power: three matmuls in ``benchmarks/results/gpu.md`` lie within 2 % of the times that follow."""
 
 OTHER_TENSOR = 0.827
 """The same of other GPUs, from large matmuls of other kernels on an H200; nothing else was at hand."""
@@ -116,7 +116,7 @@ def usual_rates(
 ) -> GpuRates:
     """What a GPU reaches, by its datasheet.
 
-    memory: bytes a second. half, single: operations a second of dense products of 16 bits, and of f32. clock: Hz.
+    memory: bytes a second. half, single: operations a second of dense matmuls of 16 bits, and of f32. clock: Hz.
     """
     tensor = half * (TENSOR if arch == 90 else OTHER_TENSOR)
     return GpuRates(

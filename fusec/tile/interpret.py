@@ -335,7 +335,7 @@ def _integer(e: Index, at: Points) -> int:
 
 
 def _grid_of(at: Points, axes: Mapping[Symbol, Array]) -> _Domain:
-    """The product of one array of values for each symbol."""
+    """The Cartesian product of one array of values for each symbol."""
     shape = tuple(len(values) for values in axes.values())
     rank = len(shape)
     opened = {s: v.reshape((1,) * k + (-1,) + (1,) * (rank - 1 - k)) for k, (s, v) in enumerate(axes.items())}

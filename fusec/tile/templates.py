@@ -57,7 +57,7 @@ class WindowAxis:
 class Windows:
     """Windows of images ``[batch, axes..., channels]`` as rows: of all windows, the last axis fastest; along K all
     channels of one position after those of another, the last axis fastest. Channels are side by side in memory, those
-    of the product's next batch (a group) behind these."""
+    of the matmul's next batch (a group) behind these."""
 
     memory: Load
     batch: int
@@ -89,9 +89,9 @@ class TemplateOperand:
 
 @dataclass(frozen=True)
 class GemmNest:
-    """Products of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
+    """Matmuls of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
 
-    rights, sums: for each product, its right operand and its accumulator. stores: of the results, over the whole rows
+    rights, sums: for each matmul, its right operand and its accumulator. stores: of the results, over the whole rows
     and columns, where they read the accumulators at their positions in a tile.
     """
 
@@ -124,7 +124,7 @@ class SimtGemm:
 
 @dataclass(frozen=True)
 class MmaGemm:
-    """Products by the tensor core instructions of a warp (sm_80 and later); ``warp``: what a warp has of a tile."""
+    """Matmuls by the tensor core instructions of a warp (sm_80 and later); ``warp``: what a warp has of a tile."""
 
     nest: GemmNest
     warp: RegisterTile
@@ -132,7 +132,7 @@ class MmaGemm:
 
 @dataclass(frozen=True)
 class HopperGemm:
-    """Products by warpgroups that multiply what another one fetches by TMA."""
+    """Matmuls by warpgroups that multiply what another one fetches by TMA."""
 
     nest: GemmNest
     pipeline: Pipeline
@@ -140,7 +140,7 @@ class HopperGemm:
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
+    """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the dot of queries and keys.
 
     ``limit``: keys of a block that there are, counted from its first; None where all are. factor: of scores.
     ``subtracts_first``: the maximum of a row is subtracted before they are exponents, as scores may be huge.

@@ -23,7 +23,7 @@ from fusec.tuning.probe_matmuls import TIMES, Probe, found_in, probes, repeated
 ROUNDS, REPEATS = 3, 3
 """A round measures all rates. Of its runs the one in the middle counts, and of the rounds the mean but for the slowest:
 what kernels find, which the best is not. Two Zen 5 cores of a host with other guests took 1.1 times the least time for
-a product in the middle of 960 runs, 1.46 times in a quarter of them, for tenths of a second together; memory gave 41
+a matmul in the middle of 960 runs, 1.46 times in a quarter of them, for tenths of a second together; memory gave 41
 GB/s in the middle of 120, 50 at best. The slowest says nothing: a run of 0.1 ms may wait for 2 ms, or for 8."""
 
 SECONDS = 0.002

@@ -1,4 +1,4 @@
-"""Products with sliding windows, and with broadcast operands, computed once instead of once a window."""
+"""Matmuls with sliding windows, and with broadcast operands, computed once instead of once a window."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _wide_axes(shape: tuple[Dim, ...]) -> list[int]:
 def dot_of_broadcast(r: Rewriter) -> Outcome:
     """dot(broadcast(a), b) ⇒ permute(dot(a, b)), where all that a repeats for are its batch axes
 
-    They become free axes of ``b``, so that one product does for all of them.
+    They become free axes of ``b``, so that one matmul does for all of them.
     """
     attributes = r.op.attributes
     assert isinstance(attributes, DotAttributes)
@@ -138,7 +138,7 @@ def dot_of_windows(r: Rewriter) -> Outcome:
     """dot(a, windows(b)) ⇒ windows(dot(a, b)), where neither axis that the windows make is contracted
 
     With ``b`` of n columns and windows of size s there are n - s + 1 windows, so s(n - s + 1) columns to multiply;
-    this way it is n, and the windows of the product are a view.
+    this way it is n, and the windows of the matmul are a view.
     """
     nearest: Reject | None = None
     for side in (0, 1):

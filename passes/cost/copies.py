@@ -1,4 +1,4 @@
-"""Instructions of copies that turn or interleave narrow elements: they travel as groups of 32 bits, in registers."""
+"""Instructions of copies that turn or interleave small elements: they travel as groups of 32 bits, in registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.tile.nodes import Iter, Map, Store
 from fusec.tile.scalar import Load, offset_of
 
 GROUP = 4
-"""Bytes of a group of narrow elements that a product takes together."""
+"""Bytes of a group of small elements that a matmul takes together."""
 
 SIDE = 16
 """Rows, and groups, of a block that is transposed in registers."""

@@ -14,7 +14,7 @@ from fusec.target.gpu import GpuTarget
 from fusec.target.gpu_rates import GpuRates
 
 LIBRARY_SHARE = 0.86
-"""What the library's products reach of the rate of Hopper's instructions in fusec's own (``benchmarks/results/gpu.md``:
+"""What the library's matmuls reach of the rate of Hopper's instructions in fusec's own (``benchmarks/results/gpu.md``:
 cuBLASLt with bias and gelu, 660 to 760 of 860 TFLOP/s)."""
 
 ATTENTION_SHARE = {"cudnn": 0.78, "flash": 0.42}

@@ -92,9 +92,9 @@ def _grid(
 
 
 def _waits(grid: Grid) -> bool:
-    """Whether what comes from L2 is waited for: by products of f32, whose multiplications take a load each, and on
-    tiles, of which eight registers hold no more than two steps. Narrow products on vectors do several operations with
-    each load, and elementwise code has enough else to do.
+    """Whether what comes from L2 is waited for: by matmuls of f32, whose multiplications take a load each, and on
+    tiles, of which eight registers hold no more than two steps. Low-precision matmuls on vectors do several operations
+    with each load, and elementwise code has enough else to do.
     """
     return any(isinstance(s, Dot) and (s.registers.tiles or s.a.dtype.bits >= 32) for s in statements(grid.body))
 
@@ -103,7 +103,7 @@ def waited_for(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     """The levels beyond L2 that are waited for: a part of the work begins with fetching what it needs, a block that is
     multiplied, a row that is reduced. Short rows and what passes element by element compute meanwhile.
 
-    Products that fetch ahead hide both, and so do rows that fetch to L2: MiniLM's on Emerald Rapids took 0.56 to 0.90
+    Matmuls that fetch ahead hide both, and so do rows that fetch to L2: MiniLM's on Emerald Rapids took 0.56 to 0.90
     of the sum, but for one. Rows that fetch to L1 hide memory, which takes longer than they; lines from L3 take turns
     with theirs (layer norms in MiniLM and BERT on Zen 5: 0.85 to 1.05 of the sum, 0.6 were they to overlap).
     """

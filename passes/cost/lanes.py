@@ -66,7 +66,7 @@ def group_work(body: Graph) -> LaneWork:
 
 
 def score_work(score: ScalarExpr, key: Symbol, raw: Buffer) -> LaneWork:
-    """Of a score that is made of the product in ``raw``, for each key.
+    """Of a score that is made of the dot in ``raw``, for each key.
 
     Masks are left out: few blocks of keys have them. What all keys share is computed before the loop, and one factor is
     a part of the exponential's."""

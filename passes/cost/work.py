@@ -50,7 +50,7 @@ Values = Mapping[Symbol, Index]
 class Work:
     """Seconds of multiplying and of elementwise code.
 
-    They follow each other, also where stores are spread among the products on tiles: those hold the scheduler's
+    They follow each other, also where stores are spread among the matmuls on tiles: those hold the scheduler's
     positions while they wait. 512×768×3072 with gelu takes as much longer than alone as gelu by itself. touched: the
     nest of memory accesses.
     """

@@ -33,7 +33,7 @@ class CpuMachine:
 class GpuMachine:
     """A GPU, and the languages in which kernels may be written here.
 
-    usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    usual: extents of symbols for which matmuls and attention are scheduled; where it says nothing, the largest.
     calls: PyTorch's library is at hand.
     """
 

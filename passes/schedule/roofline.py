@@ -17,7 +17,7 @@ def roofline(
 ) -> tuple[float, str]:
     """Seconds, and ``compute``, ``memory`` or ``launch``: whichever bounds it.
 
-    ``products``: operations that multiply operands of a type, at the rate of the fastest unit for it; the ``others``
+    ``matmuls``: operations that multiply operands of a type, at the rate of the fastest unit for it; the ``others``
     are done at that of f32 multiply-adds. ``moved`` bytes pass at the bandwidth of the level that they fit.
     """
     compute = others / rates.matmul(f32, tiles=False)

@@ -1,4 +1,4 @@
-"""A product whose right operand is read where it lies, its elements along K side by side.
+"""A matmul whose right operand is read where it lies, its elements along K side by side.
 
 So ``torch.nn.Linear`` keeps a weight. Nothing is packed, and it does not matter who writes the weight, or when.
 """

@@ -1,4 +1,4 @@
-"""A product whose operands are computed by kernels of their own, not in its prologue."""
+"""A matmul whose operands are computed by kernels of their own, not in its prologue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TEXT = "operands first"
 
 
 def operands_first(context: LoweringContext) -> list[Alternative]:
-    """The group in pieces: what makes its products' operands, then the products; none where operands are in memory."""
+    """The group in pieces: what makes its matmuls' operands, then the matmuls; none where operands are in memory."""
     return [Alternative(TEXT, _pieces)] if _makers(context) else []
 
 
 def _makers(context: LoweringContext) -> set[Op]:
-    """The ops that make the products' operands and are more than views of memory."""
+    """The ops that make the matmuls' operands and are more than views of memory."""
     return prologue_ops(context)[0] - Partition(context.body).free
 
 

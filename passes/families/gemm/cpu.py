@@ -1,4 +1,4 @@
-"""A matrix product with what was fused into its loads and stores."""
+"""A matmul with what was fused into its loads and stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lower_gemm(context: LoweringContext, schedule: GemmSchedule) -> LoweredGroup
 
 
 class Gemm:
-    """One product being lowered: its symbols, and the statements for them."""
+    """One matmul being lowered: its symbols, and the statements for them."""
 
     def __init__(self, context: LoweringContext, schedule: GemmSchedule) -> None:
         self.context = context
@@ -110,7 +110,7 @@ class Gemm:
         return [self._zero(dot.accumulator.buffer, dot.m), in_blocks_of_runs(dot, *self.runs)]
 
     def _accumulator(self, op: Op, tiles: int) -> Load:
-        """The accumulator of one product: a tile of columns, or the task's whole block where K is split."""
+        """The accumulator of one matmul: a tile of columns, or the task's whole block where K is split."""
         s = self.schedule
         width = tiles * s.tile_n if self.split else s.tile_n
         name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
@@ -296,7 +296,7 @@ def in_runs(inner: tuple[Dim, ...], depth: int) -> tuple[tuple[Iter, Iter], Inde
 
 
 def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[Store]) -> list[tuple[Statement, ...]]:
-    """Products of one left operand, each with what is stored of it; those that a store needs together stay so.
+    """Matmuls of one left operand, each with what is stored of it; those that a store needs together stay so.
 
     Panels that pass once are then read one after the other as they lie in memory.
     """

@@ -1,4 +1,4 @@
-"""Schedules of a group of products: how its right operands are read, and in which unit it multiplies."""
+"""Schedules of a group of matmuls: how its right operands are read, and in which unit it multiplies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Schedules = list[GemmSchedule | MixedGemmSchedule]
 
 
 def gemm_schedules(context: LoweringContext, target: CpuTarget, threads: int) -> Schedules:
-    """Schedules of a group's products, best predicted first. LoweringError where there is none.
+    """Schedules of a group's matmuls, best predicted first. LoweringError where there is none.
 
     A right operand that stays from call to call is packed once, and read as packed. Any other is read where it lies,
     so that nothing has to tell when it changes, or packed at each call, where that takes less.
@@ -127,7 +127,7 @@ class _Right:
 
 
 def _right_operands(context: LoweringContext) -> _Right:
-    """Of products without batch axes."""
+    """Of matmuls without batch axes."""
     ops = context.anchors("dot")
     axes = contraction(ops[0])
     j, k = symbol("j", 0, last(axes.extents.n)), symbol("k", 0, last(axes.extents.k))
@@ -154,7 +154,7 @@ def _along_problem(context: LoweringContext, right: _Right, low_precision: bool)
 
 
 def mixed_sum(context: LoweringContext, target: CpuTarget) -> DType | None:
-    """The type of the sums where all of a group's products are of low-precision operands that the target multiplies as
+    """The type of the sums where all of a group's matmuls are of low-precision operands that the target multiplies as
     such."""
     ops = context.anchors("dot")
     dtypes = {v.type.dtype for op in ops for v in op.operands}

@@ -1,4 +1,4 @@
-"""Matrix products, with what comes before and after them."""
+"""Matmuls, with what comes before and after them."""
 
 from __future__ import annotations
 

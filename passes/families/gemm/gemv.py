@@ -127,7 +127,7 @@ class _Gemv:
         return {self.line: add(self.line0, self.li), self.vector: vector}
 
     def _multiply(self, sums: Load, number: int, vector: int, step: int) -> Map:
-        """One step of depth for one product and one vector."""
+        """One step of depth for one matmul and one vector."""
         depth, s = self.matmuls.extents.k, self.schedule
         k0 = add(self.k0, step * s.depth)
         limit = None if depth % (s.depth * s.unroll) == 0 else sub(depth, k0)

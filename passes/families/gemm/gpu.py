@@ -1,4 +1,4 @@
-"""A matrix product on a GPU: a block of the result accumulated in registers, with prologue and epilogue."""
+"""A matmul on a GPU: a block of the result accumulated in registers, with prologue and epilogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of a group of products on a GPU, in all languages, best predicted first; and which lowering takes each."""
+"""Schedules of a group of matmuls on a GPU, in all languages, best predicted first; and which lowering takes each."""
 
 from __future__ import annotations
 

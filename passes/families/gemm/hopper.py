@@ -1,4 +1,4 @@
-"""A matrix product for Hopper's tensor cores: operands come by TMA alone, straight from memory."""
+"""A matmul for Hopper's tensor cores: operands come by TMA alone, straight from memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fusec.tile.templates import HopperGemm, TemplateOperand
 
 
 def check_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> None:
-    """LoweringError for products that :func:`lower_hopper_gemm` refuses, of any sizes."""
+    """LoweringError for matmuls that :func:`lower_hopper_gemm` refuses, of any sizes."""
     matmuls = _HopperGemm(context.fresh(), schedule)
     matmuls.nest(matmuls.fetched)
 
 
 def lower_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> LoweredGroup:
-    """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
+    """The matmul's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
     LoweringError for operands that a TMA copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
@@ -51,7 +51,7 @@ class _HopperGemm(TiledMatmuls):
         self.multiplied_type()
 
     def total(self, op: Op, accumulator: Load) -> ScalarExpr:
-        """A product is rounded as the code says where the rest of its epilogue is put off until the next tile is
+        """A matmul is rounded as the code says where the rest of its epilogue is put off until the next tile is
         multiplied (``codegen/cuda/deferred.py``): 16 bits of each are kept."""
         whole = self.pipeline.ping_pong or self.pipeline.split > 1 or op.result.type.dtype is accumulator.dtype
         return accumulator if whole else Apply("cast", (accumulator,), op.result.type.dtype)

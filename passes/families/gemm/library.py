@@ -1,4 +1,4 @@
-"""Products by the library: a group's dots as calls, with the bias and activation that the library's kernels can add."""
+"""Matmuls by the library: a group's dots as calls, with the bias and activation that the library's kernels can add."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON = "the library's kernel was chosen"
 
 @dataclass(frozen=True)
 class Found:
-    """A product as a call: ``call`` gives ``value``; ``after`` makes of it what the group has, in the sum's
+    """A matmul as a call: ``call`` gives ``value``; ``after`` makes of it what the group has, in the sum's
     dtype."""
 
     call: Op
@@ -36,9 +36,9 @@ class Found:
 
 
 def library_alternatives(context: LoweringContext) -> list[Alternative]:
-    """Ways that call the library for each product of 16-bit operands in memory; none where that does not fit.
+    """Ways that call the library for each matmul of 16-bit operands in memory; none where that does not fit.
 
-    The library rounds each product (with its bias) to 16 bits, as the code as written does, so groups with wider
+    The library rounds each matmul (with its bias) to 16 bits, as the code as written does, so groups with wider
     results are left alone.
     """
     body = context.body
@@ -91,12 +91,12 @@ def pieces_of(context: LoweringContext, matmuls: Sequence[Found]) -> Pieces:
     return Pieces((*(p.call for p in matmuls), fused))
 
 
-# One product
+# One matmul
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """A bias on a product's last axis: the vector, and the value that is product plus bias, rounded."""
+    """A bias on a matmul's last axis: the vector, and the value that is matmul plus bias, rounded."""
 
     vector: Value
     value: Value
@@ -188,7 +188,7 @@ def _vector(context: LoweringContext, value: Value, operands: list[Value]) -> Ma
 
 
 def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
-    """product + vector, then the only thing that reads it rounds it to the operands' dtype."""
+    """matmul + vector, then the only thing that reads it rounds it to the operands' dtype."""
     uses = context.body.uses()
     attributes = dot.attributes
     assert isinstance(attributes, DotAttributes)
@@ -236,7 +236,7 @@ def _with_activation(body: Graph, found: Found, activation: str) -> Found:
 
 
 def _activation(body: Graph, found: Found) -> str | None:
-    """What the group does to product plus bias, told by its values: ``gelu`` (by tanh), ``relu`` or neither."""
+    """What the group does to matmul plus bias, told by its values: ``gelu`` (by tanh), ``relu`` or neither."""
     if len(body.outputs) != 1 or found.after or body.outputs[0].type != found.value.type:
         return None
     points = np.concatenate([np.linspace(-12.0, 12.0, 481), [-0.0, 1e-3, -1e-3, 60.0, -60.0]])

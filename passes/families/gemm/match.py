@@ -122,7 +122,7 @@ def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], b
 
 
 def _stays_with(partition: Partition, group: Group, reader: Op) -> bool:
-    """Whether a reader can't make its operand in a prologue: it is the group's own, a product's, or another
+    """Whether a reader can't make its operand in a prologue: it is the group's own, a matmul's, or another
     kernel's."""
     return reader in group.ops or reader in partition.owner or reader.definition.kind not in ("elementwise", "reduce")
 

@@ -1,4 +1,4 @@
-"""What every kernel of matrix products on a GPU starts from: the products' points, operands and stores."""
+"""What every kernel of matmuls on a GPU starts from: the matmuls' points, operands and stores."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def copy_width(context: LoweringContext) -> int:
 
 
 def making_of(context: LoweringContext, side: int) -> Making | None:
-    """What it takes to have an element of an operand of the group's products; None where it is in memory."""
+    """What it takes to have an element of an operand of the group's matmuls; None where it is in memory."""
     matmuls = Matmuls(context)
     dot = matmuls.ops[0]
     element = matmuls.element(dot, side)
@@ -93,7 +93,7 @@ class Matmuls:
         return found
 
     def row_of(self, op: Op, side: int) -> ScalarExpr:
-        """The operand of a reduction, at depth ``k`` of the one row that the products' operand is."""
+        """The operand of a reduction, at depth ``k`` of the one row that the matmuls' operand is."""
         axes = self.axes
         free = tuple(0 for _ in (axes.rows, axes.columns)[side])
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
@@ -113,7 +113,7 @@ class Matmuls:
         return self.context.inliner.at(op.operands[side], index)
 
     def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
-        """The stores of the group's outputs over a domain that holds the products."""
+        """The stores of the group's outputs over a domain that holds the matmuls."""
         return epilogue_stores(self.context, "gemm", self.ops, self.point(), shift, domain, totals)
 
     # Sums over K in parts

@@ -1,4 +1,4 @@
-"""Products of bf16 and i8 in the CPU's units for them: operands stay narrow, their sums are wide.
+"""Matmuls of bf16 and i8 in the CPU's units for them: operands keep their low precision, their sums are wide.
 
 A multiplication takes groups of 32 bits along K, so the right operand lies as ``[panel][K / group][column][group]``,
 packed once where it is a weight. Rows of the left operand are read where they are, or copied to scratch (where
@@ -129,7 +129,7 @@ class _Widening:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether a block's stores run beside the products of the next one: tiles leave the vector units idle."""
+        """Whether a block's stores run beside the matmuls of the next one: tiles leave the vector units idle."""
         r, s = self.schedule.registers, self.schedule
         return r.tiles and s.columns_inside and min(s.block_n, self.axes.n) > r.columns
 
@@ -315,7 +315,7 @@ def _load_at(load: Load, table: dict[Symbol, Index]) -> Load:
 
 
 def _moved(dot: Dot, table: dict[Symbol, Index]) -> Dot:
-    """The product of another block."""
+    """The matmul of another block."""
     return replace(
         dot, accumulator=_load_at(dot.accumulator, table), a=_load_at(dot.a, table), b=_load_at(dot.b, table)
     )

@@ -1,4 +1,4 @@
-"""A matrix product for warps' tensor core instructions (sm_80 and later): operands come as they lie, or computed."""
+"""A matmul for warps' tensor core instructions (sm_80 and later): operands come as they lie, or computed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fusec.tile.templates import MmaGemm, TemplateOperand
 
 
 def check_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> None:
-    """LoweringError for products that :func:`lower_mma_gemm` refuses, of any sizes."""
+    """LoweringError for matmuls that :func:`lower_mma_gemm` refuses, of any sizes."""
     _template(_matmuls(context.fresh(), schedule), schedule)
 
 
 def lower_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> LoweredGroup:
-    """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
+    """The matmul's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
     LoweringError for operands that tensor cores don't multiply: not of 16 bits, nor of 32 that may be rounded to TF32.
     """

@@ -18,10 +18,10 @@ _FLOPS_A_BYTE = 170
 """Multiply-adds (times two) that a GPU's matrix units do in the time that its memory moves a byte."""
 
 _SLOWER = 0.5
-"""The share of its time that a product loses where an operand comes through registers."""
+"""The share of its time that a matmul loses where an operand comes through registers."""
 
 _SCALAR_FLOPS = 12
-"""What an elementwise operation costs, in flops of the matrix units, beside the products of its element."""
+"""What an elementwise operation costs, in flops of the matrix units, beside the multiplications of its element."""
 
 MOST_OF_A_ROW = 1 << 14
 """Elements of a row that a block can reduce before it multiplies."""
@@ -65,7 +65,7 @@ def _chain(partition: Partition, group: Group, value: Value) -> list[Op]:
 
 
 def _obstacle(partition: Partition, group: Group, value: Value, chain: list[Op]) -> str:
-    """Why the chain is a kernel of its own; empty where it is computed in the product's."""
+    """Why the chain is a kernel of its own; empty where it is computed in the matmul's."""
     read = dict.fromkeys(v for op in chain for v in partition.sources(op) if partition.producers.get(v) not in chain)
     for source in read:
         made = partition.producers.get(source)
@@ -84,7 +84,7 @@ def _obstacle(partition: Partition, group: Group, value: Value, chain: list[Op])
 def _row_axes(group: Group, value: Value) -> tuple[int, ...] | None:
     """The axes of an operand that is one row, not too long for a block; None for others.
 
-    Products side by side leave a block fewer registers: on an H200 gate and up of a norm took 2 % longer so.
+    Matmuls side by side leave a block fewer registers: on an H200 gate and up of a norm took 2 % longer so.
     """
     if len(group.anchors) > 1 or value.type.most > MOST_OF_A_ROW or not value.type.is_static:
         return None

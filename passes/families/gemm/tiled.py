@@ -1,4 +1,4 @@
-"""A matrix product in SIMT arithmetic on a GPU, for any element type: operands may be computed in the prologue."""
+"""A matmul in SIMT arithmetic on a GPU, for any element type: operands may be computed in the prologue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusec.tile.templates import SimtGemm, TemplateOperand
 
 
 def lower_tiled_gemm(context: LoweringContext, schedule: TiledGemmSchedule) -> LoweredGroup:
-    """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
+    """The matmul's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
     s = schedule
     matmuls = TiledMatmuls(context, TileSizes(s.m, s.n, s.k))
     if len(matmuls.ops) > 1:

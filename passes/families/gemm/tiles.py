@@ -1,4 +1,4 @@
-"""Products in tiles, for templates: what SIMT kernels and tensor cores have in common."""
+"""Matmuls in tiles, for templates: what SIMT kernels and tensor cores have in common."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TiledMatmuls(Matmuls):
         return self.stores(self.whole, (self.row.whole, self.column.whole), totals)
 
     def total(self, op: Op, accumulator: Load) -> ScalarExpr:
-        """What the epilogue reads of a product."""
+        """What the epilogue reads of a matmul."""
         return accumulator
 
     def over_whole(self, op: Op, side: int) -> ScalarExpr:

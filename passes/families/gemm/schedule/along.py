@@ -1,4 +1,4 @@
-"""Schedules of products on a CPU whose right operand is read where it lies, along K."""
+"""Schedules of matmuls on a CPU whose right operand is read where it lies, along K."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATENCY = 8
 
 @dataclass(frozen=True)
 class AlongProblem:
-    """A product of M by K with N by K. item: bytes of an operand's element as it is multiplied. low_precision: their
+    """A matmul of M by K with N by K. item: bytes of an operand's element as it is multiplied. low_precision: their
     sums are wider. computed: the right operand is made in the prologue. source: bytes of an element of what it is made
     from."""
 
@@ -86,7 +86,7 @@ def _tile_columns(p: AlongProblem, registers: RegisterTile, target: CpuTarget) -
 
 
 def seconds_along(p: AlongProblem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
-    """Of the product, its right operand from beyond L2."""
+    """Of the matmul, its right operand from beyond L2."""
     r, cycle = s.registers, 1.0 / target.frequency
     rate = target.peak_flops(8 * p.item, 1) * REACHED * _issued(r)
     rows = ceil(p.m / r.rows) * r.rows

@@ -1,4 +1,4 @@
-"""Candidates for matrix products on a GPU, in the order of a cost model.
+"""Candidates for matmuls on a GPU, in the order of a cost model.
 
 The model's constants were fitted to some 600 measured candidates of 22 shapes on one H200; its first choice was within
 4 % of the best of each. What a launch, memory and the units take is in the target's rates.
@@ -100,9 +100,9 @@ def made_by_element(rows: int, columns: int, computed: Computed) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
+    """``dots`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
 
-    persistent: the stores need no memory but the product's own, so that blocks may go from tile to tile.
+    persistent: the stores need no memory but the matmul's own, so that blocks may go from tile to tile.
     exact: f32 multiplied by SIMT arithmetic, no matrix units. across: of the longer operand, neighbours in memory
     are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
     reduces: every block reduces the vector first. copy: bytes that a thread can copy at once. reads: tensors of the
@@ -149,7 +149,7 @@ class Problem:
 class _Block:
     """A tile of half types: rows, columns, depth, warps, stages.
 
-    rate: the share of the GPU's rate of products that full SMs of such blocks reach. slices: of a tile's stores.
+    rate: the share of the GPU's rate of matmuls that full SMs of such blocks reach. slices: of a tile's stores.
     persistent: CTAs an SM that go from tile to tile (0: a block for each tile).
     """
 
@@ -236,7 +236,7 @@ MAX_ACCUMULATORS = 128 * 256
 
 _GROUP_ROWS = 64
 """Rows that four warps multiply at once on Hopper. Triton 3.6 starts to compute the next step's rows in registers
-while the units may still read the last one's (up to 7 groups of products are under way): results are wrong at times."""
+while the units may still read the last one's (up to 7 groups of MMAs are under way): results are wrong at times."""
 
 _RESERVED = 1024
 """Bytes of shared memory for barriers, and what the driver keeps of every block's."""
@@ -244,14 +244,14 @@ _RESERVED = 1024
 _REGISTERS = 65536
 _THREADS = 2048
 _TILE = 0.7e-6
-"""Seconds a tile until its first loads have arrived and after its last product, where nothing runs beside it."""
+"""Seconds a tile until its first loads have arrived and after its last MMA, where nothing runs beside it."""
 _EPILOGUE = 0.4e-6
 """The part of it that the loads of the next tile don't hide."""
 _READ, _READ_AREA = 2e-6, 128 * 256
 """Seconds that each tensor adds to an epilogue of so many results which reads it, where nothing runs beside it."""
 _VECTOR = 1.9e-6
 """The same of each vector but the first. 12544×896×896 with a batch norm, which reads four, took 55 µs on an H200 in
-three rounds of such tiles, where the products take 36."""
+three rounds of such tiles, where the matmuls take 36."""
 _STEP = 0.04e-6
 """The least a step along K takes."""
 _SOLO = 0.82

@@ -1,4 +1,4 @@
-"""Schedules of products on Hopper's tensor cores, best predicted first."""
+"""Schedules of matmuls on Hopper's tensor cores, best predicted first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fusec.tile.templates import Pipeline
 class HopperGemmSchedule:
     """A block computes tiles of ``m`` by ``n`` in steps of ``k``, ``stages`` steps fetched ahead.
 
-    seconds: what the cost model says of a product.
+    seconds: what the cost model says of a matmul.
     """
 
     language: ClassVar[Language] = "cuda"
@@ -63,11 +63,11 @@ _WIDTHS = (256, 128, 64)
 _UNIT = 8
 """Columns of the narrowest instruction."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
-"""The share of the widest tile's rate that products of so many columns reach; between them, in proportion. Narrow ones
+"""The share of the widest tile's rate that matmuls of so many columns reach; between them, in proportion. Narrow ones
 wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
 138 µs on an H200."""
 _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 0.3))
-"""For two products of one left operand, by the columns of both."""
+"""For two matmuls of one left operand, by the columns of both."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
 _BESIDE = 4 * 8192 + 2048
@@ -82,7 +82,7 @@ _LEAST_COPY = 64
 """Columns that one copy brings where they lie side by side."""
 _GROUP = 8
 _START = 1.2e-6
-"""Seconds from a launch to the first product, and after the last."""
+"""Seconds from a launch to the first MMA, and after the last."""
 _EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 2e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
 each tensor read there adds."""
@@ -100,10 +100,10 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class HopperProblem:
-    """Products of operands of 16 bits, or of 32 that may be rounded to TF32.
+    """Matmuls of operands of 16 bits, or of 32 that may be rounded to TF32.
 
     ``reads``: tensors of the result's size that the epilogue reads. defers: the results are rounded to 16 bits, so that
-    epilogues can run under the next tile's products. transposed: neighbours in the right operands' memory are of
+    epilogues can run under the next tile's matmuls. transposed: neighbours in the right operands' memory are of
     different columns, of which a copy brings 64. windows: the left operand shows windows of an image, which no other
     kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of the kernel's.
     """
@@ -181,7 +181,7 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
 
 
 def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int, target: GpuTarget) -> float:
-    """Seconds: whole waves of tiles. Epilogues but the last are covered where consumers ping-pong, as far as products
+    """Seconds: whole waves of tiles. Epilogues but the last are covered where consumers ping-pong, as far as matmuls
     last, or all but covered where results are put aside."""
     rows, columns = p.tiles(tile)
     tiles = p.batches * rows * columns
@@ -206,7 +206,7 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
 
 
 def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
-    """The share of the GPU's rate of products that such tiles reach."""
+    """The share of the GPU's rate of matmuls that such tiles reach."""
     columns = tile.n * p.dots
     rates = _RATES if p.dots == 1 else _PAIRED_RATES
     if waves == 1:
@@ -217,5 +217,5 @@ def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
 
 
 def _together(multiply: float, traffic: float) -> float:
-    """Products while memory brings operands, but for the first ones."""
+    """Matmuls while memory brings operands, but for the first ones."""
     return max(multiply, traffic) + _FIRST * min(multiply, traffic)

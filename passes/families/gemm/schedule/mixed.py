@@ -1,4 +1,4 @@
-"""Schedules of products of narrow types on a CPU: bf16 into f32, i8 into i32."""
+"""Schedules of matmuls of low-precision types on a CPU: bf16 into f32, i8 into i32."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ of reading: 8192 to L1 0.90, 8192 to L2 0.98, 16384 and 32768 1.00, nothing fetc
 it by all of them, and bf16 on tiles, fetched 8192 ahead to L1, 1.5."""
 
 TASKS_PER_THREAD = 8
-"""Of such a product: long runs of panels, and not much left for one thread when the others are done."""
+"""Of such a matmul: long runs of panels, and not much left for one thread when the others are done."""
 
 SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
-"""What products of a narrow type are added up in."""
+"""The type of the sums of low-precision products."""
 
 
 @dataclass(frozen=True)
 class MixedGemmSchedule(CpuSchedule):
-    """Tile sizes of one product of M by K with K by N.
+    """Tile sizes of one matmul of M by K with K by N.
 
     tile_m, block_n: rows and columns of one task, whole register tiles. tile_k: how much of K is multiplied before
     the next block of sums; it divides K rounded up to ``step``. columns_inside: a block of rows passes all columns
@@ -67,7 +67,7 @@ class MixedGemmSchedule(CpuSchedule):
 
 @dataclass(frozen=True)
 class MixedProblem:
-    """A product's extents and the type of its operands.
+    """A matmul's extents and the type of its operands.
 
     ``direct``: the left rows could be read where they are. ``fixed``: m is the number of rows, not the most of them.
     """
@@ -105,7 +105,7 @@ def passes_once(m: int, right_bytes: int, registers: RegisterTile, target: CpuTa
 
 
 def sum_dtype(dtype: DType, target: CpuTarget) -> DType | None:
-    """What products of this type are added up in, where the target multiplies it as it is; else None."""
+    """The type of the sums of products of this type, where the target multiplies it as it is; else None."""
     return SUMS.get(dtype) if target.multiplies(dtype) or target.multiplies_in_tiles(dtype) else None
 
 

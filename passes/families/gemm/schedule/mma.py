@@ -1,4 +1,4 @@
-"""Schedules of products by warps' tensor core instructions (sm_80 and later), best predicted first."""
+"""Schedules of matmuls by warps' tensor core instructions (sm_80 and later), best predicted first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusec.tile.kernel import Language
 class MmaGemmSchedule:
     """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
 
-    A warp has ``warp_m`` by ``warp_n`` of the result. seconds: what the cost model says of a product.
+    A warp has ``warp_m`` by ``warp_n`` of the result. seconds: what the cost model says of a matmul.
     """
 
     language: ClassVar[Language] = "cuda"
@@ -60,7 +60,7 @@ Wider ones share an SM by twos."""
 _MOST_RESULTS = 64 * 64
 """Elements of the results that a warp keeps in registers."""
 _TILE = 1.2e-6
-"""Seconds of a tile until its first products and after its last, where others came before it."""
+"""Seconds of a tile until its first MMAs and after its last, where others came before it."""
 _AWAY = 0.9e-6
 """Seconds until a copy from device memory has arrived."""
 _SOLO = 0.8
@@ -68,7 +68,7 @@ _SOLO = 0.8
 _SHALLOW = 0.93
 """What is kept of the rate where fewer stages fit shared memory."""
 _OF_TF32 = 0.85
-"""What products of 32 bits keep of the half of the rate that they have."""
+"""What matmuls of 32 bits keep of the half of the rate that they have."""
 _COPIES = {16: 1.0, 8: 0.62, 4: 0.44, 2: 0.31, 1: 0.2}
 """What is left of the rate with narrower copies: 512, 319, 224 and 159 TFLOP/s (decision 15)."""
 _WARPS = 8
@@ -86,7 +86,7 @@ def mma_candidates(
     computed: Computed = (),
     copy: int = 16,
 ) -> list[MmaGemmSchedule]:
-    """Schedules for products of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
+    """Schedules for matmuls of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
 
     computed: what it takes to have the elements of the left and of the right operands, where that is more than reading.
     copy: bytes that a thread can copy at once.

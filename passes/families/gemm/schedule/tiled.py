@@ -1,4 +1,4 @@
-"""Schedules of products in SIMT arithmetic: tiles in shared memory, accumulators in the threads' registers."""
+"""Schedules of matmuls in SIMT arithmetic: tiles in shared memory, accumulators in the threads' registers."""
 
 from __future__ import annotations
 
