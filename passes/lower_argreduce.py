@@ -32,7 +32,7 @@ def search_as_minimum(r: Rewriter) -> Outcome:
         found = r.emit("logical_or", found, r.emit("isnan", x))
     positions = _positions(r, x, axis)
     past = r.constant(most(x.type.shape[axis]), positions)
-    first = r.reduce("reduce_min", r.emit("select", found, positions, past, hint="places"), [axis], hint="first")
+    first = r.reduce("reduce_min", r.emit("select", found, positions, past, hint="positions"), [axis], hint="first")
     return r.cast(first, i64)
 
 
@@ -40,7 +40,7 @@ def _positions(r: Rewriter, x: Value, axis: int) -> Value:
     """The index along the axis, in as few bits as hold it."""
     dtype = i32 if most(x.type.shape[axis]) < 2**31 else i64
     shape = tuple(n if a == axis else 1 for a, n in enumerate(x.type.shape))
-    return r.emit("iota", attributes=IotaAttributes(shape, axis, dtype, x.type.device), hint="place")
+    return r.emit("iota", attributes=IotaAttributes(shape, axis, dtype, x.type.device), hint="position")
 
 
 @rule("argmax", "argmin")

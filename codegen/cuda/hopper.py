@@ -23,7 +23,7 @@ _SWIZZLED_ROWS = 8
 """Rows of a box after which the swizzle begins anew."""
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
-_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged deferred
+_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred
 early of_column of_point fusec plan Type Early Column Point TensorMap Barrier gemm split_gemm"""
 
 
@@ -73,7 +73,7 @@ class _Emitter(PlanWriter):
         if apart is not None:
             self._fetch_weights(b[0], apart)
         else:
-            self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
+            self._fetches("load_b", "column_tile, int column, int k, int dot", b, self.n)
         self._finish(outputs)
         self._send(staged)
         self._prepare()
@@ -172,7 +172,7 @@ class _Emitter(PlanWriter):
             steps = windows.places * self._depth_of(windows) // self.k.extent
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
-        line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
+        line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {staged};")
         line(f"static constexpr int kDeferred = {len(self.cut.values) if self.cut else 0};")
         counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
@@ -185,13 +185,7 @@ class _Emitter(PlanWriter):
             for number, m in enumerate(moved):
                 last = number == len(moved) - 1
                 if len(moved) > 1:
-                    line(
-                        f"if (product == {number})"
-                        if not number
-                        else "else"
-                        if last
-                        else f"else if (product == {number})"
-                    )
+                    line(f"if (dot == {number})" if not number else "else" if last else f"else if (dot == {number})")
                 where = self.coordinates(m, {self._free_axis(m, free): m.coordinates[free.var]})
                 line(f"{'    ' if len(moved) > 1 else ''}fetch_tile(to, {m.name}, full, blocks, {where});")
 
@@ -216,7 +210,7 @@ class _Emitter(PlanWriter):
     def _fetch_weights(self, moved: Moved, windows: Windows) -> None:
         line, depth = self.writer.line, self._depth_of(windows)
         line()
-        head = "char* to, Barrier& full, u16 blocks, int batch, int column_tile, int column, int k, int product"
+        head = "char* to, Barrier& full, u16 blocks, int batch, int column_tile, int column, int k, int dot"
         with self.writer.block(f"void load_b({head}) const"):
             column = f"column_tile * {self.n.extent} + column"
             if len(moved.map.shape) == 4:

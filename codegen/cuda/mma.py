@@ -21,8 +21,8 @@ from fusec.tile.templates import MmaGemm, TemplateOperand
 _GROUP = 8
 _EIGHT = 8
 """Neighbours of a row that leave together."""
-_OWN_NAMES = """Plan Type Left Right batch row_tile column_tile row column k product values staged output eight left
-right finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM kN kK kBatches kGroup kProducts kStaged
+_OWN_NAMES = """Plan Type Left Right batch row_tile column_tile row column k dot values staged output eight left
+right finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM kN kK kBatches kGroup kDots kStaged
 kLeftTransposed kRightTransposed"""
 
 
@@ -65,7 +65,7 @@ class _Emitter(PlanWriter):
         self._constants(left, right, sum(leaving))
         self.members()
         self._elements("left", "int batch, int row, int k", [left], left)
-        self._elements("right", "int product, int batch, int k, int column", rights, right)
+        self._elements("right", "int dot, int batch, int k, int column", rights, right)
         self._finish(leaving)
         self._send([s for s, leaves in zip(self.stores, leaving, strict=True) if leaves])
         return KernelSource(
@@ -92,7 +92,7 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kWarpM = {warp.rows}, kWarpN = {warp.columns}, kGroup = {_GROUP};")
         whole = f"kM = {self.row.extent}, kN = {self.column.extent}, kK = {self.k.extent}"
         line(f"static constexpr int {whole}, kBatches = {nest.batch.extent};")
-        line(f"static constexpr int kProducts = {len(nest.sums)}, kStaged = {staged};")
+        line(f"static constexpr int kDots = {len(nest.sums)}, kStaged = {staged};")
         line(f"using Left = {left.text()};")
         line(f"using Right = {right.text()};")
         transposed = (
@@ -111,7 +111,7 @@ class _Emitter(PlanWriter):
                 if number == len(operands) - 1:
                     self._element(operand, way)
                     return
-                with self.writer.block(f"if (product == {number})"), self.names.scope():
+                with self.writer.block(f"if (dot == {number})"), self.names.scope():
                     self._element(operand, way)
 
     def _element(self, operand: InRows, way: InRows) -> None:

@@ -87,7 +87,7 @@ class Emitter:
         by = Points(self.context, code, self.numbers, None, None).value(move.by)
         step = tirx.Mul(tirx.Cast("int64", by.node), tirx.Cast("int64", self.context.index(move.stride)))
         nbytes = tirx.Mul(step, tir.integer(move.buffer.dtype.itemsize, "int64"))
-        start = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_place")
+        start = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_start")
         return [*code.statements, *self.declared(move.buffer, start)]
 
     def block(self, statements: Block) -> list[Node]:

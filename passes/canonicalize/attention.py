@@ -101,7 +101,7 @@ def _split_mask(r: Rewriter, mask: Value, batch: Shape, groups: int | None) -> V
 def _scores(r: Rewriter, q: Value, k: Value, attributes: SdpaAttributes) -> Value:
     rank = q.type.rank
     axes = tuple(range(rank - 2))
-    raw = dot(r, q, k, ((rank - 1,), (rank - 1,)), (axes, axes), dtype=compute_dtype(q.type.dtype), hint="products")
+    raw = dot(r, q, k, ((rank - 1,), (rank - 1,)), (axes, axes), dtype=compute_dtype(q.type.dtype), hint="raw_scores")
     head_size = q.type.shape[-1]
     scale = attributes.scale
     if scale is None:

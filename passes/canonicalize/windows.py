@@ -115,7 +115,7 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     contracts = (attributes.lhs_contract, attributes.rhs_contract)
     rank = r.operands[side].type.rank
     retained = [k for k in range(rank) if k not in batches[side]]
-    squeezed = r.reshape(source, [r.operands[side].type.shape[k] for k in retained], hint="narrow")
+    squeezed = r.reshape(source, [r.operands[side].type.shape[k] for k in retained], hint="squeezed")
     contract = tuple(retained.index(k) for k in contracts[side])
     own_free = len(retained) - len(contract)
     other_free = free_axes(other.type.rank, (), contracts[1 - side])

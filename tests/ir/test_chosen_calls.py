@@ -15,7 +15,7 @@ from fusec.ir.types import bf16, f32
 @pytest.mark.parametrize(("on_cpu", "most"), [(True, FEW_PLACES), (False, MOST_PLACES_ON_GPUS)])
 def test_convolutions_of_one_channel(on_cpu: bool, most: int) -> None:
     assert not why_whole(f32, 8, (8, 1, most), 8, False, on_cpu=on_cpu)
-    assert "places of one channel" in why_whole(f32, 8, (8, 1, most + 1), 8, False, on_cpu=on_cpu)
+    assert "positions of one channel" in why_whole(f32, 8, (8, 1, most + 1), 8, False, on_cpu=on_cpu)
 
 
 def test_bfloat16_is_the_library_s_on_a_cpu() -> None:

@@ -17,7 +17,7 @@ struct Barrier {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
 
-    /// Arrives at the barrier at the same place in another block of the cluster. For readers that give a buffer back:
+    /// Arrives at the barrier at the same offset in another block of the cluster. For readers that give a buffer back:
     /// the scope is the block's, because a release to the cluster waits for all of the thread's memory traffic.
     __device__ void arrive_at(int block) {
         asm volatile(
@@ -47,7 +47,7 @@ struct Barrier {
     }
 };
 
-/// A place in a ring of `kStages` buffers, and the parity of the round.
+/// A slot in a ring of `kStages` buffers, and the parity of the round.
 template <int kStages>
 struct Ring {
     int stage = 0;
@@ -62,9 +62,9 @@ struct Ring {
 
     /// As far as `steps` advances.
     __device__ void skip(int steps) {
-        int place = stage + steps;
-        parity ^= place / kStages & 1;
-        stage = place % kStages;
+        int slot = stage + steps;
+        parity ^= slot / kStages & 1;
+        stage = slot % kStages;
     }
 };
 
@@ -83,7 +83,7 @@ __device__ inline void named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Lets the kernel behind this one set itself up, on SMs that are free, and waits until the kernel ahead has ended:
+/// Lets the kernel behind this one set itself up, on SMs that are free, and waits until the kernel before has ended:
 /// nothing that a kernel may write is touched before. Where a launch does not overlap, nothing happens.
 __device__ inline void start_after_the_kernel_ahead() {
     asm volatile("griddepcontrol.launch_dependents;\n griddepcontrol.wait;" ::: "memory");
@@ -101,11 +101,11 @@ __device__ inline int cluster_rank() {
     return rank;
 }
 
-/// The same place of shared memory in another block of the cluster.
+/// The same offset in shared memory in another block of the cluster.
 template <typename T>
-__device__ inline T* in_block(T* place, int block) {
+__device__ inline T* in_block(T* own, int block) {
     u64 there;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(block));
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(block));
     return reinterpret_cast<T*>(there);
 }
 

@@ -1,4 +1,4 @@
-// Integers, places within a block, and 16-bit floats. Compiles under NVRTC, with no other header.
+// Integers, positions within a block, and 16-bit floats. Compiles under NVRTC, with no other header.
 #pragma once
 
 using u16 = unsigned short;
@@ -55,7 +55,7 @@ struct bf16 {
     }
     __device__ static float low(u32 both) { return __uint_as_float(both << 16); }
     __device__ static float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
-    __device__ static float at(u32 both, int place) { return place ? high(both) : low(both); }
+    __device__ static float at(u32 both, int index) { return index ? high(both) : low(both); }
 };
 
 struct f16 {
@@ -78,7 +78,7 @@ struct f16 {
     }
     __device__ static float low(u32 both) { return widen(static_cast<u16>(both)); }
     __device__ static float high(u32 both) { return widen(static_cast<u16>(both >> 16)); }
-    __device__ static float at(u32 both, int place) { return place ? high(both) : low(both); }
+    __device__ static float at(u32 both, int index) { return index ? high(both) : low(both); }
 };
 
 /// float32 operands whose mantissa is read to 10 bits.

@@ -1,4 +1,4 @@
-// Accumulators of wgmma in registers: their places, and their way into shared memory.
+// Accumulators of wgmma in registers: their positions, and their way into shared memory.
 #pragma once
 #include "base.cuh"
 

@@ -1,16 +1,16 @@
-// A matrix product on Hopper: one warpgroup fetches, two multiply; persistent blocks take tiles until none is left.
+// A matmul on Hopper: one warpgroup fetches, two multiply; persistent blocks take tiles until none is left.
 //
 // A kernel's own part is a struct `Plan`:
 //
 //     using Type                             bf16, f16 or tf32
 //     kTileM, kTileN                         what the consumers compute together, or each with kPingPong
-//     kStages, kClusterM, kClusterN, kGroup  buffers ahead; blocks that share operands; rows of tiles in a group
+//     kStages, kClusterM, kClusterN, kGroup  buffers prefetched; blocks that share operands; rows of tiles in a group
 //     kPingPong                              ping-pong: one consumer multiplies while the other stores
 //     kTransposedA, kTransposedB                     rows of memory run along M or N, not along K
-//     kProducts                              products of one a with several b, side by side: 256 columns at most
+//     kDots                                  dots of one a with several b, side by side: 256 columns at most
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     kStaged                                outputs stored through shared memory, 16 bits each
-//     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, product)
+//     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, dot)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
 //     prepare()                              fetches the tensor maps themselves
 //     Column, read_column(batch, row_tile, column_tile, column)
@@ -22,12 +22,12 @@
 //                                            starts the copy of 64 x 64 results out of shared memory
 //     kDeferred                              values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
 //                                            takes what this has made, a pair to a word, in place of `values`, and runs
-//                                            under the next tile's products:
+//                                            under the next tile's MMAs:
 //     defer(batch, row_tile, column_tile, row, column, early, values, deferred)
 //     Early, read_early(batch, row_tile, column_tile, column)
-//                                            what `defer` reads whatever the row, read under a tile's last products
+//                                            what `defer` reads whatever the row, read under a tile's last MMAs
 //
-// `row` and `column` are places within the tile.
+// `row` and `column` are positions within the tile.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
@@ -50,11 +50,11 @@ template <typename Plan>
 struct Layout {
     static constexpr int kA = Plan::kTileM * kBoxRow;
     static constexpr int kB = Plan::kTileN * kBoxRow;
-    static constexpr int kStage = kA + Plan::kProducts * kB;
+    static constexpr int kStage = kA + Plan::kDots * kB;
     static constexpr int kCluster = Plan::kClusterM * Plan::kClusterN;
     static constexpr int kRows = Plan::kPingPong ? Plan::kTileM : Plan::kTileM / kConsumers;
     static constexpr int kFragments = kRows / 64;
-    static constexpr int kColumns = Plan::kProducts * Plan::kTileN;
+    static constexpr int kColumns = Plan::kDots * Plan::kTileN;
     static constexpr int kChunk = 64 * kBoxRow;
     static constexpr int kBuffers = Plan::kStaged == 1 ? 2 : Plan::kStaged;
     static constexpr int kStaging = kConsumers * kBuffers * kChunk;
@@ -115,7 +115,7 @@ __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barr
         for (int i = shares.row_part * kPartM; i < (shares.row_part + 1) * kPartM; i += kBoxM)
             plan.load_a(a + i * kBoxRow, arrived, shares.same_rows, tile.batch, tile.row, i, k);
 #pragma unroll
-        for (int p = 0; p < Plan::kProducts; ++p)
+        for (int p = 0; p < Plan::kDots; ++p)
 #pragma unroll
             for (int i = shares.column_part * kPartN; i < (shares.column_part + 1) * kPartN; i += kBoxN)
                 plan.load_b(a + L::kA + p * L::kB + i * kBoxRow, arrived, shares.same_columns, tile.batch,
@@ -133,7 +133,7 @@ __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barr
         fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(number, rank), shares, 0, Plan::kSteps);
 }
 
-/// Starts the products of one step, which a consumer waits for.
+/// Starts the MMAs of one step, which a consumer waits for.
 template <typename Plan>
 __device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* stage,
                               int first_row, bool adds) {
@@ -154,7 +154,7 @@ __device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan
     wgmma_commit();
 }
 
-/// The products of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
+/// The MMAs of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
 /// kPortions steps are multiplied, `at_end()` under the last.
 template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
 __device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* buffers,
@@ -247,8 +247,8 @@ struct Groups {
     __device__ static constexpr int accumulator(int g, int i) { return g % kAcross * 8 + i * 2; }
 
     /// Where in a chunk of 64 columns it lies, and whether it is the chunk's last.
-    __device__ static constexpr int place(int g) { return g % kAcross % 4; }
-    __device__ static constexpr bool ends_chunk(int g) { return place(g) == 3 || g % kAcross == kAcross - 1; }
+    __device__ static constexpr int slot(int g) { return g % kAcross % 4; }
+    __device__ static constexpr bool ends_chunk(int g) { return slot(g) == 3 || g % kAcross == kAcross - 1; }
     __device__ static constexpr int chunk_column(int g) { return g % kAcross / 4 * 64; }
 
     __device__ static int row(int g, int i) { return first_row(g) + fragment_row() + i % 2 * 8; }
@@ -262,7 +262,7 @@ constexpr int kWordsOf = sizeof(T) < 2 ? 0 : (sizeof(T) + 3) / 4;
 /// What the epilogue reads of memory, ahead of where it is, as memory is far: for columns one group, for points as many
 /// as fit in the registers that are left beside `kTaken`.
 template <typename Plan, int kTaken>
-struct Ahead {
+struct Prefetched {
     using G = Groups<Plan>;
     static constexpr int kRoom = 190 - kTaken - 2 * kWordsOf<typename Plan::Column>;
     static constexpr int kFitting = kRoom / (4 * kWordsOf<typename Plan::Point> + 1);
@@ -303,31 +303,31 @@ struct Ahead {
 /// A consumer's results through the epilogue.
 template <typename Plan, typename Reads>
 __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2],
-                            Reads& ahead, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
+                            Reads& prefetched, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
     using G = Groups<Plan>;
 #pragma unroll
     for (int g = 0; g < G::kCount; ++g) {
-        if (G::place(g) == 0) outlet.open();
+        if (G::slot(g) == 0) outlet.open();
         u32 staged[4][Outlet<Plan>::kWords] = {};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (!G::has(g, i)) continue;
-            float values[Plan::kProducts][2];
+            float values[Plan::kDots][2];
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p) {
+            for (int p = 0; p < Plan::kDots; ++p) {
                 values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
                 values[p][1] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i) + 1];
             }
             plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
-                        ahead.columns[i / 2], ahead.points[g % Reads::kPoints][i], values, staged[i]);
+                        prefetched.columns[i / 2], prefetched.points[g % Reads::kPoints][i], values, staged[i]);
         }
-        ahead.advance(plan, tile, first_row, g);
-        outlet.put(G::place(g), staged);
+        prefetched.advance(plan, tile, first_row, g);
+        outlet.put(G::slot(g), staged);
         if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
     }
 }
 
-/// A tile's values that the epilogue goes on from, rounded to 16 bits in pairs, so that the next tile's products can
+/// A tile's values that the epilogue goes on from, rounded to 16 bits in pairs, so that the next tile's MMAs can
 /// have the accumulators.
 template <typename Plan>
 struct Deferred {
@@ -339,9 +339,9 @@ struct Deferred {
     static constexpr bool kReadsEarly = kAccumulators + kWordsOf<typename Plan::Early> * G::kAcross * 2 <= 192;
     u32 pairs[G::kCount][4][kValues];
     typename Plan::Early early[kReadsEarly ? G::kAcross : 1][2];
-    Ahead<Plan, kAccumulators + kPairs> ahead;
+    Prefetched<Plan, kAccumulators + kPairs> prefetched;
 
-    /// Under a tile's last products, where there are registers for it.
+    /// Under a tile's last MMAs, where there are registers for it.
     __device__ void read_early(const Plan& plan, const Tiles<Plan>& tile) {
         if (!kReadsEarly) return;
 #pragma unroll
@@ -366,9 +366,9 @@ struct Deferred {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 if (!G::has(g, i)) continue;
-                float values[Plan::kProducts][2];
+                float values[Plan::kDots][2];
 #pragma unroll
-                for (int p = 0; p < Plan::kProducts; ++p) {
+                for (int p = 0; p < Plan::kDots; ++p) {
                     values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
                     values[p][1] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i) + 1];
                 }
@@ -376,7 +376,7 @@ struct Deferred {
                           early[kReadsEarly ? g % G::kAcross : 0][i / 2], values, pairs[g][i]);
             }
         }
-        ahead.start(plan, tile, first_row);
+        prefetched.start(plan, tile, first_row);
     }
 
     /// A kPortions-th of the rest of the epilogue.
@@ -386,15 +386,16 @@ struct Deferred {
         for (int e = 0; e < kEach; ++e) {
             const int g = portion * kEach + e;
             if (g >= G::kCount) return;
-            if (G::place(g) == 0) outlet.open();
+            if (G::slot(g) == 0) outlet.open();
             u32 staged[4][Outlet<Plan>::kWords] = {};
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (G::has(g, i))
                     plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
-                                ahead.columns[i / 2], ahead.points[g % ahead.kPoints][i], pairs[g][i], staged[i]);
-            ahead.advance(plan, tile, first_row, g);
-            outlet.put(G::place(g), staged);
+                                prefetched.columns[i / 2], prefetched.points[g % prefetched.kPoints][i], pairs[g][i],
+                                staged[i]);
+            prefetched.advance(plan, tile, first_row, g);
+            outlet.put(G::slot(g), staged);
             if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
         }
     }
@@ -408,7 +409,7 @@ __device__ bool releases_buffers(int rank) {
     return thread < Layout<Plan>::kCluster && same;
 }
 
-/// As multiply_tiles, with each tile's epilogue under the products of the next.
+/// As multiply_tiles, with each tile's epilogue under the MMAs of the next.
 template <typename Plan>
 __device__ void multiply_deferring(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
@@ -454,11 +455,11 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
         Tiles<Plan> tile(number, rank);
         float acc[L::kFragments][L::kColumns / 2];
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
-        Ahead<Plan, L::kFragments * L::kColumns / 2> ahead;
+        Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;
         multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                          [](int) {}, [&] { ahead.start(plan, tile, first_row); });
+                          [](int) {}, [&] { prefetched.start(plan, tile, first_row); });
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
-        finish_tile(plan, acc, ahead, outlet, tile, first_row);
+        finish_tile(plan, acc, prefetched, outlet, tile, first_row);
     }
     outlet.close();
 }

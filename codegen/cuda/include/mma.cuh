@@ -1,4 +1,4 @@
-// Matrix products of a warp (sm_80 and later): acc[16, 8] += a[16, K] b[K, 8], K = 32 bytes (16 half floats, 8 tf32).
+// Matmuls of a warp (sm_80 and later): acc[16, 8] += a[16, K] b[K, 8], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands lie in shared memory in rows of 64 bytes, or of a multiple of 128, in units of 16 bytes. A row's units are
 // swapped by its number, so that the same unit of eight rows lies in different banks. Rows run along K, or ("transposed")
@@ -18,7 +18,7 @@ constexpr bool is_half<tf32> = false;
 
 /// Where a unit of a row lies, in bytes. kSwap: see `Swap`.
 template <int kRowBytes, int kSwap>
-__device__ inline int place_of(int row, int unit) {
+__device__ inline int offset_in_rows(int row, int unit) {
     static_assert(kRowBytes == 64 || kRowBytes % 128 == 0, "rows of 64 bytes or of a multiple of 128");
     if (kSwap == 2) return row * kRowBytes + ((unit ^ (row & 3) << 1) << 4);
     if (kRowBytes == 64) return row * kRowBytes + ((unit ^ (row >> 1 & 3)) << 4);
@@ -55,25 +55,25 @@ __device__ inline u32 rounded_to_tf32(u32 x) {
     return rounded;
 }
 
-/// A warp's part of an operand, read in fragments of 16 places along M or N by 32 bytes of K.
+/// A warp's part of an operand, read in fragments of 16 positions along M or N by 32 bytes of K.
 ///
-/// The words of a left fragment are (places 0-7, first half of K), (8-15, first), (0-7, second), (8-15, second): an a
+/// The words of a left fragment are (positions 0-7, first half of K), (8-15, first), (0-7, second), (8-15, second): an a
 /// operand. Those of a right one are two b operands: (0-7, first), (0-7, second), (8-15, first), (8-15, second).
 template <typename T, bool kTransposed, int kRowBytes, bool kLeft>
 struct Fragments {
     static constexpr int kSwap = kSwapOf<T, kTransposed>;
     int at;
 
-    /// `first`: the warp's first place along M or N, a multiple of its number of places (a power of two).
+    /// `first`: the warp's first position along M or N, a multiple of its number of positions (a power of two).
     __device__ explicit Fragments(int first) {
         const int lane = lane_id(), matrix = lane / 8, within = lane % 8;
         const int half = kLeft ? matrix % 2 : matrix / 2, deep = kLeft ? matrix / 2 : matrix % 2;
         if constexpr (!kTransposed)
-            at = place_of<kRowBytes, kSwap>(first + half * 8 + within, deep);
+            at = offset_in_rows<kRowBytes, kSwap>(first + half * 8 + within, deep);
         else if constexpr (is_half<T>)
-            at = place_of<kRowBytes, kSwap>(deep * 8 + within, first / 8 + half);
+            at = offset_in_rows<kRowBytes, kSwap>(deep * 8 + within, first / 8 + half);
         else
-            at = place_of<kRowBytes, kSwap>(lane % 4, first / 4 + lane / 16) + lane / 4 % 4 * 4;
+            at = offset_in_rows<kRowBytes, kSwap>(lane % 4, first / 4 + lane / 16) + lane / 4 % 4 * 4;
     }
 
     /// Fragment i along M or N, at step k.

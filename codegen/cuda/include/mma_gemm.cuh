@@ -1,5 +1,5 @@
-// A matrix product by warps' tensor core instructions (sm_80 and later): steps along K are copied into shared memory
-// several ahead, warps read fragments of the next 32 bytes of K under the products of the last.
+// A matmul by warps' tensor core instructions (sm_80 and later): steps along K are copied into shared memory
+// several ahead, warps read fragments of the next 32 bytes of K under the MMAs of the last.
 //
 // A kernel's own part is a struct `Plan`:
 //
@@ -7,17 +7,17 @@
 //     kTileM, kTileN, kTileK, kStages        what a block computes, a step along K, and steps in shared memory
 //     kWarpM, kWarpN                         what a warp computes, powers of two; kWarpN a multiple of 32
 //     kM, kN, kK, kBatches, kGroup           extents; rows of tiles in a group
-//     kProducts                              products of one left operand with several right ones
+//     kDots                                  dots of one left operand with several right ones
 //     using Left, Right                      `InRows`: how the operands lie in memory
 //     kLeftTransposed, kRightTransposed              whether rows of memory run along M or N, not along K
-//     left(batch, row, k), right(product, batch, k, column)      an element's address, or its value
+//     left(batch, row, k), right(dot, batch, k, column)      an element's address, or its value
 //     kStaged                                results of 16 bits that leave eight neighbours at a time
 //     finish(batch, row_tile, column_tile, row, column, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
 //     send(output, batch, row_tile, column_tile, row, column, eight)
 //                                            stores eight neighbours
 //
-// In `finish` and `send`, `row` and `column` are places within the tile; in `left` and `right` they are the whole's.
+// In `finish` and `send`, `row` and `column` are positions within the tile; in `left` and `right` they are the whole's.
 #pragma once
 #include "mma.cuh"
 #include "rows.cuh"
@@ -43,19 +43,19 @@ struct MmaGemm {
     static constexpr int kFragmentsM = Plan::kWarpM / 16, kFragmentsN = Plan::kWarpN / 16;
     static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
     static constexpr int kFetches = kSubsteps > 2 ? 1 : 0;  // not with the reads that come right after a barrier
-    static_assert(kSubsteps % 2 == 0, "fragments are read into two places in turn");
+    static_assert(kSubsteps % 2 == 0, "fragments are read into two buffers in turn");
 
     template <typename Memory, bool kTransposed, int kExtent>
     using Tile = TileOfRows<T, Memory, kTransposed ? Plan::kTileK : kExtent, kTransposed ? kExtent : Plan::kTileK,
                             kSwapOf<Type, kTransposed>, kThreads>;
     using LeftTile = Tile<typename Plan::Left, Plan::kLeftTransposed, Plan::kTileM>;
     using RightTile = Tile<typename Plan::Right, Plan::kRightTransposed, Plan::kTileN>;
-    static constexpr int kStage = LeftTile::kBytes + Plan::kProducts * RightTile::kBytes;
+    static constexpr int kStage = LeftTile::kBytes + Plan::kDots * RightTile::kBytes;
     static constexpr int kShared = Plan::kStages * kStage;
 
     /// What a step's fragments are.
     struct Step {
-        u32 a[kFragmentsM][4], b[Plan::kProducts][kFragmentsN][4];
+        u32 a[kFragmentsM][4], b[Plan::kDots][kFragmentsN][4];
     };
 
     __device__ static void run(const Plan& plan) {
@@ -71,15 +71,15 @@ struct MmaGemm {
         auto left_element = [&](int row, int column) {
             return Plan::kLeftTransposed ? plan.left(batch, column, row) : plan.left(batch, row, column);
         };
-        auto right_element = [&](int product) {
-            return [&plan, batch, product](int row, int column) {
-                return Plan::kRightTransposed ? plan.right(product, batch, row, column) : plan.right(product, batch, column, row);
+        auto right_element = [&](int dot) {
+            return [&plan, batch, dot](int row, int column) {
+                return Plan::kRightTransposed ? plan.right(dot, batch, row, column) : plan.right(dot, batch, column, row);
             };
         };
         LeftTile left(Plan::kLeftTransposed ? 0 : row0, Plan::kLeftTransposed ? row0 : 0, left_element);
-        RightTile right[Plan::kProducts];
+        RightTile right[Plan::kDots];
 #pragma unroll
-        for (int p = 0; p < Plan::kProducts; ++p)
+        for (int p = 0; p < Plan::kDots; ++p)
             right[p] = RightTile(Plan::kRightTransposed ? 0 : column0, Plan::kRightTransposed ? column0 : 0, right_element(p));
         auto fetch = [&](int step, int stage) {
             if (step < kSteps) {
@@ -87,7 +87,7 @@ struct MmaGemm {
                 left.fetch(to, left_element);
                 left.move(Plan::kLeftTransposed ? Plan::kTileK : 0, Plan::kLeftTransposed ? 0 : Plan::kTileK);
 #pragma unroll
-                for (int p = 0; p < Plan::kProducts; ++p) {
+                for (int p = 0; p < Plan::kDots; ++p) {
                     right[p].fetch(to + LeftTile::kBytes + p * RightTile::kBytes, right_element(p));
                     right[p].move(Plan::kRightTransposed ? Plan::kTileK : 0, Plan::kRightTransposed ? 0 : Plan::kTileK);
                 }
@@ -107,15 +107,15 @@ struct MmaGemm {
 #pragma unroll
             for (int i = 0; i < kFragmentsM; ++i) a.read(into.a[i], from, i, k);
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p)
+            for (int p = 0; p < Plan::kDots; ++p)
 #pragma unroll
                 for (int j = 0; j < kFragmentsN; ++j)
                     b.read(into.b[p][j], from + LeftTile::kBytes + p * RightTile::kBytes, j, k);
         };
-        float sums[Plan::kProducts][kFragmentsM][2 * kFragmentsN][4] = {};
+        float sums[Plan::kDots][kFragmentsM][2 * kFragmentsN][4] = {};
         auto multiply = [&](const Step& s) {
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p)
+            for (int p = 0; p < Plan::kDots; ++p)
 #pragma unroll
                 for (int j = 0; j < 2 * kFragmentsN; ++j)
 #pragma unroll
@@ -131,7 +131,7 @@ struct MmaGemm {
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
             for (int k = 0; k < kSubsteps; ++k) {
-                if (k == kSubsteps - 1) {  // the next step's first fragments are read under this one's last products
+                if (k == kSubsteps - 1) {  // the next step's first fragments are read under this one's last MMAs
                     wait_for_all_steps_but<Plan::kStages - 2>();
                     __syncthreads();
                     stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
@@ -153,10 +153,10 @@ struct MmaGemm {
                     u32 staged[kStaged > 0 ? kStaged : 1][4];
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
-                        float values[Plan::kProducts][2];
+                        float values[Plan::kDots][2];
                         u32 packed[kStaged > 0 ? kStaged : 1];
 #pragma unroll
-                        for (int p = 0; p < Plan::kProducts; ++p) {
+                        for (int p = 0; p < Plan::kDots; ++p) {
                             values[p][0] = sums[p][i][first + j][2 * half];
                             values[p][1] = sums[p][i][first + j][2 * half + 1];
                         }

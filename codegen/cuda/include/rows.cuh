@@ -48,7 +48,7 @@ struct TileOfRows {
 
     TileOfRows() = default;
 
-    /// The first tile starts at these places, multiples of its size.
+    /// The first tile starts at these positions, multiples of its size.
     template <typename Element>
     __device__ TileOfRows(int row, int column, Element element, int rows = Memory::kRows)
         : first_row(row), first_column(column), rows(rows) {
@@ -69,7 +69,7 @@ struct TileOfRows {
         for (int turn = 0; turn < kTurns; ++turn) {
             if (kUnits % kThreads != 0 && turn * kThreads + threadIdx.x >= kUnits) break;
             const int row = row_of(turn), column = column_of(turn);
-            fetch_unit(to + place_of<kRowBytes, kSwap>(row, column / kUnit), turn, first_row + row, first_column + column,
+            fetch_unit(to + offset_in_rows<kRowBytes, kSwap>(row, column / kUnit), turn, first_row + row, first_column + column,
                        element);
         }
     }
@@ -91,15 +91,15 @@ struct TileOfRows {
             for (int e = 0; e < kUnit; e += kVector) {
                 const int left = kAllColumns ? kVector : minimum(Memory::kColumns - column - e, kVector);
                 const bool some = there && left > 0;
-                const T* place;
+                const T* slot;
                 if constexpr (kEven)
-                    place = from + offset_of(turn) + e;
+                    slot = from + offset_of(turn) + e;
                 else
-                    place = some ? element(row, column + e) : element(0, 0);
+                    slot = some ? element(row, column + e) : element(0, 0);
                 if constexpr (kAllRows && kAllColumns)
-                    copy_async<kEach>(to + e * sizeof(T), place);
+                    copy_async<kEach>(to + e * sizeof(T), slot);
                 else
-                    copy_async<kEach>(to + e * sizeof(T), place, some ? left * int(sizeof(T)) : 0);
+                    copy_async<kEach>(to + e * sizeof(T), slot, some ? left * int(sizeof(T)) : 0);
             }
         }
     }

@@ -1,4 +1,4 @@
-// A product of few tiles on Hopper: the blocks of a cluster multiply parts of K of one tile, and each then adds up and
+// A matmul of few tiles on Hopper: the blocks of a cluster multiply parts of K of one tile, and each then adds up and
 // finishes a share of its columns.
 //
 // The plan is that of "gemm.cuh" with kSplit, the number of blocks; they share no operands (kClusterM and kClusterN
@@ -13,7 +13,7 @@ struct alignas(16) Four {
     float at[4];
 };
 
-/// Reads shared memory of another block of the cluster, at the place of `here` in this one's.
+/// Reads shared memory of another block of the cluster, at the offset of `here` in this one's.
 __device__ inline Four load_from(int block, const Four* here) {
     Four v;
     asm volatile(
@@ -28,11 +28,11 @@ __device__ inline Four load_from(int block, const Four* here) {
 template <typename Plan>
 struct Parts {
     using L = Layout<Plan>;
-    static constexpr int kAcross = L::kColumns / 16, kGroups = kAcross / Plan::kProducts;
+    static constexpr int kAcross = L::kColumns / 16, kGroups = kAcross / Plan::kDots;
     static constexpr int kMine = (kGroups + Plan::kSplit - 1) / Plan::kSplit;
 
     /// Where a thread leaves half `h` of a group for the others: neighbours lie side by side.
-    __device__ static Four* place(char* buffers, int group, int h) {
+    __device__ static Four* slot(char* buffers, int group, int h) {
         int thread = threadIdx.x - kWarpgroup;
         return reinterpret_cast<Four*>(buffers) + (group * 2 + h) * kConsumers * kWarpgroup + thread;
     }
@@ -42,7 +42,7 @@ struct Parts {
         for (int g = 0; g < kAcross; ++g)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                *place(buffers, g, h) =
+                *slot(buffers, g, h) =
                     Four{{acc[g * 8 + h * 4], acc[g * 8 + h * 4 + 1], acc[g * 8 + h * 4 + 2], acc[g * 8 + h * 4 + 3]}};
     }
 
@@ -50,7 +50,7 @@ struct Parts {
     __device__ static Four sum(char* buffers, int group, int h) {
         Four parts[Plan::kSplit];
 #pragma unroll
-        for (int part = 0; part < Plan::kSplit; ++part) parts[part] = load_from(part, place(buffers, group, h));
+        for (int part = 0; part < Plan::kSplit; ++part) parts[part] = load_from(part, slot(buffers, group, h));
 #pragma unroll
         for (int part = 1; part < Plan::kSplit; ++part)
 #pragma unroll
@@ -62,12 +62,12 @@ struct Parts {
 template <typename Plan>
 __device__ void finish_parts(const Plan& plan, char* buffers, const Tiles<Plan>& tile, int first_row, int rank) {
     using P = Parts<Plan>;
-    Four sums[P::kMine][Plan::kProducts][2];
+    Four sums[P::kMine][Plan::kDots][2];
 #pragma unroll
     for (int j = 0; j < P::kMine; ++j) {
         int group = min(j * Plan::kSplit + rank, P::kGroups - 1);
 #pragma unroll
-        for (int p = 0; p < Plan::kProducts; ++p)
+        for (int p = 0; p < Plan::kDots; ++p)
 #pragma unroll
             for (int h = 0; h < 2; ++h) sums[j][p][h] = P::sum(buffers, p * P::kGroups + group, h);
     }
@@ -77,10 +77,10 @@ __device__ void finish_parts(const Plan& plan, char* buffers, const Tiles<Plan>&
         if (group >= P::kGroups) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float values[Plan::kProducts][2];
+            float values[Plan::kDots][2];
             u32 staged[1];
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p) {
+            for (int p = 0; p < Plan::kDots; ++p) {
                 values[p][0] = sums[j][p][i / 2].at[i % 2 * 2];
                 values[p][1] = sums[j][p][i / 2].at[i % 2 * 2 + 1];
             }

@@ -1,4 +1,4 @@
-// A matrix product by fused multiply-adds, for any GPU and for f32 and f64: tiles in shared memory, several steps
+// A matmul by fused multiply-adds, for any GPU and for f32 and f64: tiles in shared memory, several steps
 // fetched ahead, a block of accumulators in every thread's registers.
 //
 // A kernel's own part is a struct `Plan`:
@@ -41,13 +41,13 @@ struct Tiled {
     static constexpr int kBlock = sizeof(T) > 4 ? 128 : 32;
     static constexpr int kBlockSteps = kBlock / Plan::kTileK > 1 ? kBlock / Plan::kTileK : 1;
 
-    /// How a block's threads share one operand's part of a step, `kExtent` places along M or N of `kWhole`.
+    /// How a block's threads share one operand's part of a step, `kExtent` positions along M or N of `kWhole`.
     template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kWhole, int kStride, int kStrideK>
     struct Share {
         static constexpr int kRow = kExtent + kPad, kPerRow = kExtent / kVector;
         static constexpr int kUnits = kPerRow * Plan::kTileK, kTurns = (kUnits + kThreads - 1) / kThreads;
         static constexpr int kTurnK = kAlongK ? 0 : kThreads / kPerRow, kTurnAt = kAlongK ? kThreads / Plan::kTileK : 0;
-        static_assert(kAlongK ? kThreads % Plan::kTileK == 0 : kThreads % kPerRow == 0, "turns go along one axis");
+        static_assert(kAlongK ? kThreads % Plan::kTileK == 0 : kThreads % kPerRow == 0, "a thread's steps go along one axis");
         static constexpr bool kEven = kStride >= 0 && kStrideK >= 0;
 
         int k, at, first;
@@ -70,13 +70,13 @@ struct Tiled {
                 const int my_k = k0 + k + turn * kTurnK, my_at = first + at + turn * kTurnAt;
                 const bool inside =
                     (kWhole % kExtent == 0 || my_at < kWhole) && (Plan::kK % Plan::kTileK == 0 || my_k < Plan::kK);
-                T* const place = to + turn * (kTurnK * kRow + kTurnAt);
+                T* const slot = to + turn * (kTurnK * kRow + kTurnAt);
                 if constexpr (kComputed)
-                    *place = inside ? T(element(my_at, my_k)) : T(0);
+                    *slot = inside ? T(element(my_at, my_k)) : T(0);
                 else if constexpr (kEven)
-                    copy_async<kVector * sizeof(T)>(place, from + turn * (kTurnK * kStrideK + kTurnAt * kStride), inside);
+                    copy_async<kVector * sizeof(T)>(slot, from + turn * (kTurnK * kStrideK + kTurnAt * kStride), inside);
                 else
-                    copy_async<kVector * sizeof(T)>(place, inside ? element(my_at, my_k) : element(0, 0), inside);
+                    copy_async<kVector * sizeof(T)>(slot, inside ? element(my_at, my_k) : element(0, 0), inside);
             }
             if constexpr (!kComputed && kEven) from += Plan::kTileK * kStrideK;
         }
@@ -143,7 +143,7 @@ struct Tiled {
 #pragma unroll
             for (int k = 0; k < Plan::kTileK; ++k) {
                 const int next = stage + 1 == Plan::kStages ? 0 : stage + 1;
-                if (k == Plan::kTileK - 1) {  // the next step's first fragments are read under this one's last products
+                if (k == Plan::kTileK - 1) {  // the next step's first fragments are read under this one's last MMAs
                     wait_for_all_steps_but<Plan::kStages - 2>();
                     __syncthreads();
                     stage = next;

@@ -41,7 +41,7 @@ __device__ inline void load_tile(void* to, const TensorMap* map, Barrier& full, 
 
 #define FUSEC_MULTICAST FUSEC_LOAD_KIND ".multicast::cluster"
 
-/// As `load_tile`, to the same place of every block of the cluster whose bit is set in `blocks`; each counts the bytes
+/// As `load_tile`, to the same offset in every block of the cluster whose bit is set in `blocks`; each counts the bytes
 /// at its own barrier.
 __device__ inline void load_tile_multicast(void* to, const TensorMap* map, Barrier& full, u16 blocks, int x, int y) {
     asm volatile(FUSEC_LOAD_HEAD "2d" FUSEC_MULTICAST " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(shared_address(to)),
@@ -80,7 +80,7 @@ __device__ inline void fetch_tile(void* to, const TensorMap* map, Barrier& full,
 
 #define FUSEC_WINDOWS_KIND ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 
-/// Starts a copy of windows' channels: coordinates of the first window's first place, and the place in each window, the
+/// Starts a copy of windows' channels: coordinates of the first window's first position, and the position in each window, the
 /// fastest axis first (im2col mode).
 __device__ inline void load_windows(void* to, const TensorMap* map, Barrier& full, int c, int w, int n, u16 x) {
     asm volatile(FUSEC_LOAD_HEAD "3d" FUSEC_WINDOWS_KIND

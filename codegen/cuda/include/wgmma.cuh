@@ -1,4 +1,4 @@
-// Matrix products of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32).
+// Matmuls of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands in shared memory are described by a 64-bit word and lie as TMA boxes with a 128-byte swizzle. A box whose
 // rows run along K ("K-major") is 128 bytes of K wide: 8 rows are 1024 bytes. A box whose rows run along M or N ("transposed",
@@ -15,11 +15,11 @@
 
 namespace fusec {
 
-/// Orders earlier accesses to accumulators and register operands before the products that follow.
+/// Orders earlier accesses to accumulators and register operands before the MMAs that follow.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// Waits until all but the last `kPending` committed groups of products are done.
+/// Waits until all but the last `kPending` committed groups of MMAs are done.
 template <int kPending>
 __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -43,7 +43,7 @@ __device__ inline u64 describe_k_major(const void* box) { return describe(box, 1
 /// A transposed operand; `box_bytes` lie between its boxes of 64 columns.
 __device__ inline u64 describe_transposed(const void* box, u32 box_bytes) { return describe(box, box_bytes, 1024); }
 
-/// The descriptor `steps` products further along K: 32 bytes of a row, or 16 rows of 128 bytes.
+/// The descriptor `steps` MMAs further along K: 32 bytes of a row, or 16 rows of 128 bytes.
 template <bool kTransposed>
 __device__ inline u64 step_k(u64 description, int steps) {
     return description + (kTransposed ? 2048 >> 4 : 32 >> 4) * steps;

@@ -24,7 +24,7 @@ def hoist(
             return None
         if node not in tiles:
             dtype = f32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
-            tile = Buffer(context.unique("kept"), dtype, (free.extent,), (1,), "tile")
+            tile = Buffer(context.unique("held"), dtype, (free.extent,), (1,), "tile")
             tiles[node] = Load(tile, (free.var,))
             code.extend((Alloc(tile), Map((free,), tile, (free.var,), node)))
         return tiles[node]

@@ -55,7 +55,7 @@ def test_turned_operands_come_in_boxes_of_64() -> None:
 
 def test_a_box_is_not_cut_among_the_blocks_of_a_cluster() -> None:
     text = product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512")
-    with pytest.raises(LoweringError, match="can't share copies of 32 places of w"):
+    with pytest.raises(LoweringError, match="can't share copies of 32 positions of w"):
         emit_kernel(lowered(parse(text), schedule(128, 64, 8, (2, 1))), SM_90)
 
 
@@ -153,7 +153,7 @@ def test_boxes_begin_where_the_swizzle_does() -> None:
 
 def test_two_products() -> None:
     source = emit_kernel(lowered(parse(SWIGLU), schedule(128, 128, 4)), SM_90)
-    assert "kProducts = 2" in source.text
+    assert "kDots = 2" in source.text
     assert "values[1][0]" in source.text
 
 
