@@ -103,7 +103,7 @@ class _Owner:
         self.taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
         self.copies: dict[tuple[Value, Strides | None], Value] = {}
         self.shown: dict[int, Value] = {}
-        """Copies of outputs that an ``alias`` shows, by the outputs' positions."""
+        """Copies of outputs that an ``alias`` shows, by the outputs' places."""
         self.given: set[Value] = set()
         """Memory that is an output's."""
 
@@ -130,12 +130,12 @@ class _Owner:
             operands = tuple(v if self._is_operand(v) else self.copied(v) for v in op.operands)
             op = op if operands == op.operands else replace(op, operands=operands)
         elif op.definition.kind == "write":
-            base, value, *position = op.operands
+            base, value, *place = op.operands
             for _ in range(copies):
                 value = self.fresh(value, op.location)
-            if position:
-                self.ops[-1] = _copy_at(self.ops[-1], position[0], op)
-            op = replace(op, operands=(base, value, *position))
+            if place:
+                self.ops[-1] = _copy_at(self.ops[-1], place[0], op)
+            op = replace(op, operands=(base, value, *place))
         elif (
             isinstance(op.attributes, AliasAttributes)
             and op.attributes.of == "output"
@@ -205,9 +205,9 @@ def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
     return value
 
 
-def _copy_at(copy: Op, position: Value, update: Op) -> Op:
-    """The copy that an update writes, at a position that is known when it is made."""
+def _copy_at(copy: Op, place: Value, update: Op) -> Op:
+    """The copy that an update writes, at a place that is known when it is made."""
     assert isinstance(update.attributes, UpdateAttributes)
     assert update.attributes.axis is not None
     attributes = CopyAtAttributes(update.attributes.axis)
-    return Op(OPS["copy_at"], (*copy.operands, position), attributes, copy.results, copy.location)
+    return Op(OPS["copy_at"], (*copy.operands, place), attributes, copy.results, copy.location)

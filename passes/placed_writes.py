@@ -1,7 +1,7 @@
-"""Library calls that write one position of an array, as updates: a cache's keys of one token.
+"""Library calls that write one place of an array, as updates: a cache's keys of one token.
 
-A call of many positions is left to the library: its time goes into moving them, and which of two elements for one
-position is written last is its own business.
+A call of many places is left to the library: its time goes into moving them, and which of two elements for one place is
+written last is its own business.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Write:
     wraps: bool
 
 
-def with_writes_at(graph: Graph) -> Graph:
-    """The graph with calls that write one position of an input, or of a box of it, as updates.
+def with_placed_writes(graph: Graph) -> Graph:
+    """The graph with calls that write one place of an input, or of a box of it, as updates.
 
     A call on a box is followed by an update that writes all of the box back: both become one update, of which the
     box as the call left it is a slice.
@@ -63,7 +63,7 @@ def with_writes_at(graph: Graph) -> Graph:
         graph = graph.with_ops(sweep.ops)
 
 
-def library_write(r: Rewriter, base: Value, value: Value, position: Value) -> Value:
+def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value:
     """The update that ``r`` looks at, as a library call, on the box of the array that it is for."""
     assert isinstance(r.op.attributes, UpdateAttributes)
     starts, axis = r.op.attributes.starts, r.op.attributes.axis
@@ -75,12 +75,12 @@ def library_write(r: Rewriter, base: Value, value: Value, position: Value) -> Va
         seen = r.emit("slice", base, attributes=_box(starts, box))
     text = f"($0, {axis}, $1, $2), {{}}"
     attributes = ExternAttributes("aten.index_copy.default", text, (seen.type,), "writes through an index")
-    made = r.emit("extern", seen, r.reshape(position, (1,)), value, attributes=attributes)
+    made = r.emit("extern", seen, r.reshape(place, (1,)), value, attributes=attributes)
     return made if seen is base else r.emit("update", base, made, attributes=UpdateAttributes(starts))
 
 
 def _find(graph: Graph) -> dict[Op, _Write]:
-    """By their ends, the writes of one position."""
+    """By their ends, the writes of one place."""
     producers, uses = graph.producers(), graph.uses()
     number = {op: k for k, op in enumerate(graph.ops)}
     chained = _chained(graph, producers)
@@ -194,14 +194,14 @@ def _replace(r: Rewriter, write: _Write) -> None:
     starts: Shape = (0,) * base.type.rank
     if isinstance(end.attributes, UpdateAttributes):
         shape, starts = end.operands[1].type.shape, end.attributes.starts
-    position = r.cast(r.reshape(index, ()), i64)
+    place = r.cast(r.reshape(index, ()), i64)
     if write.wraps:
-        position = _wrapped(r, position, base.type.shape[write.own_axis])
+        place = _wrapped(r, place, base.type.shape[write.own_axis])
         left, right = seen.type.shape[: write.axis], seen.type.shape[write.axis + 1 :]
         value = r.broadcast(value, (*left, *index.type.shape, *right))
     value = r.reshape(value, _one_of(shape, write.own_axis))
     attributes = UpdateAttributes(starts, write.own_axis)
-    r.emitted.append(Op(OPS["update"], (base, value, position), attributes, end.results, end.location))
+    r.emitted.append(Op(OPS["update"], (base, value, place), attributes, end.results, end.location))
     if end is not write.call:
         left_there = r.emit("slice", end.result, attributes=_box(starts, shape))
         result = write.call.result
@@ -209,10 +209,10 @@ def _replace(r: Rewriter, write: _Write) -> None:
         r.emitted.append(Op(OPS["reshape"], (left_there,), back, (result,), write.call.location))
 
 
-def _wrapped(r: Rewriter, position: Value, extent: Dim) -> Value:
+def _wrapped(r: Rewriter, place: Value, extent: Dim) -> Value:
     assert isinstance(extent, int)
-    below = r.emit("lt", position, r.constant(0, position))
-    return r.emit("select", below, r.emit("add", position, r.constant(extent, position)), position)
+    below = r.emit("lt", place, r.constant(0, place))
+    return r.emit("select", below, r.emit("add", place, r.constant(extent, place)), place)
 
 
 def _box(starts: Shape, shape: Shape) -> SliceAttributes:

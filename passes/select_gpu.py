@@ -28,7 +28,7 @@ from fusec.target.gpu import GpuTarget
 class GpuSelector:
     """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton.
 
-    usual: extents of symbols for which matmuls and attention are scheduled; where it says nothing, the largest.
+    usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
     calls: PyTorch's library is at hand for what it does sooner.
     """
 
@@ -40,7 +40,7 @@ class GpuSelector:
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
     def alternatives(self, context: LoweringContext) -> list[Alternative]:
-        """Every way to compute a group: its schedules, the best predicted first, and from the second position on the
+        """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's calls. LoweringError when no family fits."""
         own = self._own(context)
         rest = [a for a in self._library(context) if a.text not in {o.text for o in own}]

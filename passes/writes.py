@@ -25,7 +25,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, TensorType, bool_, i64
-from fusec.passes.placed_writes import library_write, with_writes_at
+from fusec.passes.placed_writes import library_write, with_placed_writes
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
@@ -34,11 +34,11 @@ def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozense
 
     So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only.
     """
-    graph = _with_whole_writes(with_writes_at(graph)) if in_place else graph
+    graph = _with_whole_writes(with_placed_writes(graph)) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
-    written_in_place = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
-    return rewrite(graph, (_opening(written_in_place),))
+    kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
+    return rewrite(graph, (_opening(kept),))
 
 
 def _with_whole_writes(graph: Graph) -> Graph:
@@ -72,7 +72,7 @@ def late_readers(graph: Graph) -> set[str]:
     that is the input's new contents: nothing says what they may write over.
     """
     producers = graph.producers()
-    number = {op: k for k, op in enumerate(graph.ops)}
+    place = {op: k for k, op in enumerate(graph.ops)}
     chains = list(_chains(graph, frozenset(), judged=False))
     judged = {update for chain in chains for update in chain}
     updates = {op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}
@@ -81,7 +81,7 @@ def late_readers(graph: Graph) -> set[str]:
         for update in chain:
             writer = producers[update.operands[1]]
             done = _ancestors(producers, (*writer.operands, update.operands[0]))
-            between = graph.ops[number[writer] : number[update]]
+            between = graph.ops[place[writer] : place[update]]
             too_soon = any(op.definition.kind == "extern" or update.operands[0] in op.results for op in between)
             readers = [op for op in _readers(graph, producers, update) if op is writer or op not in done]
             if too_soon or any(op is not writer or not _reads_in_step(op, update) for op in readers):
@@ -221,15 +221,15 @@ def _escapes(graph: Graph, value: Value) -> bool:
     return not seen.isdisjoint(graph.outputs)
 
 
-def _opening(written_in_place: Set[Value]) -> Rule:
+def _opening(kept: Set[Value]) -> Rule:
     @rule("update")
     def update_as_select(r: Rewriter) -> Outcome:
         """update(x, y) ⇒ select(inside, spread(y), x)"""
-        if r.op.result in written_in_place:
+        if r.op.result in kept:
             return None
-        base, value, *position = r.operands
-        if position:
-            return library_write(r, base, value, position[0])
+        base, value, *place = r.operands
+        if place:
+            return library_write(r, base, value, place[0])
         if 0 in value.type.shape:
             return base
         if value.type.shape == base.type.shape:
@@ -247,7 +247,7 @@ def _opening(written_in_place: Set[Value]) -> Rule:
 
 
 Box = tuple[int, Dim, Dim, Dim]
-"""An axis, the first position on it that is written, how many are, and the axis's extent."""
+"""An axis, the first place on it that is written, how many are, and the axis's extent."""
 
 
 def _tests(r: Rewriter, base: TensorType, axis: int, start: Dim, n: Dim, extent: Dim) -> Iterator[Value]:
@@ -292,6 +292,6 @@ def _spread(r: Rewriter, value: Value, base: TensorType, cut: Sequence[Box]) -> 
     return r.emit("pad", value, zero, attributes=PadAttributes(tuple(low), tuple(high)))
 
 
-def updates_of(graph: Graph) -> dict[Value, Op]:
+def placed(graph: Graph) -> dict[Value, Op]:
     """The updates by the values that they write: those lie in the memory of what is updated."""
     return {op.operands[1]: op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}

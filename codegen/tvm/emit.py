@@ -87,8 +87,8 @@ class Emitter:
         by = Points(self.context, code, self.numbers, None, None).value(move.by)
         step = tirx.Mul(tirx.Cast("int64", by.node), tirx.Cast("int64", self.context.index(move.stride)))
         nbytes = tirx.Mul(step, tir.integer(move.buffer.dtype.itemsize, "int64"))
-        start = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_start")
-        return [*code.statements, *self.declared(move.buffer, start)]
+        place = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_place")
+        return [*code.statements, *self.declared(move.buffer, place)]
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()
@@ -153,7 +153,7 @@ class Emitter:
         code.append(tir.loop(point, count, body, tir.PARALLEL, self.context.index_type))
 
     def _point(self, grid: Grid) -> list[Node]:
-        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a matmul.
+        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product.
 
         What went past the caches is in order before the point ends: on x86 the stores that threads wait with would
         not wait for it.
@@ -249,8 +249,8 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
     for size in kernel.sizes:
         given = tir.variable(size.name, "int64")
         sizes.append(given)
-        size_value = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
-        statements.append(tir.bind(emitter.context.bind(size), size_value))
+        narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
+        statements.append(tir.bind(emitter.context.bind(size), narrow))
     for buffer, address in zip(kernel.parameters, addresses, strict=True):
         if buffer in moves:
             statements += emitter.moved(moves[buffer], address)

@@ -150,10 +150,10 @@ def require_same_dtype(types: Sequence[TensorType]) -> None:
         raise TypeRuleError(f"operands {show(types)} have different dtypes; cast them to one dtype")
 
 
-def require_position(t: TensorType) -> None:
+def require_place(t: TensorType) -> None:
     """TypeRuleError unless the type is one integer."""
     if not t.dtype.is_integer or t.rank:
-        raise TypeRuleError(f"the position is {t}; it must be a 0-d integer")
+        raise TypeRuleError(f"the place is {t}; it must be a 0-d integer")
 
 
 def require_axes(axes: Sequence[int], of: TensorType, *, ascending: bool = False) -> None:

@@ -58,7 +58,7 @@ class Kernel:
     addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: the same
     work as a record, for a backend that has such a loop nest by hand. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
-    ``moves``: outputs whose positions in their arrays are data, on a CPU.
+    ``moves``: outputs whose places in their arrays are data, on a CPU.
     """
 
     name: str

@@ -19,7 +19,7 @@ from fusec.ir.definition import (
     define,
     require_axes,
     require_kind,
-    require_position,
+    require_place,
     require_same_dtype,
     widened,
 )
@@ -103,9 +103,9 @@ def _cast(arrays: Arrays, attributes: CastAttributes) -> Array:
 
 
 def _copy_at_rule(types: Types, attributes: CopyAtAttributes) -> Types:
-    value, position = types
+    value, place = types
     require_axes((attributes.axis,), value)
-    require_position(position)
+    require_place(place)
     return (value,)
 
 
@@ -128,7 +128,7 @@ def _predicate(name: str, arity: int, function: Callable[..., Array], kinds: Kin
 
 
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
-    # A copy is not a view: it gives its operand new memory.
+    # A copy is not a view: it gives its operand a new place in memory.
     _unary("copy", np.array, ANY, flops=0, exact=True),
     _unary("neg", np.negative, NUMBER, exact=True),
     _unary("abs", np.abs, REAL, exact=True),

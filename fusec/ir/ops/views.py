@@ -27,7 +27,7 @@ from fusec.ir.definition import (
     Types,
     define,
     require_axes,
-    require_position,
+    require_place,
     require_same_dtype,
     show,
 )
@@ -194,17 +194,17 @@ def _pad(arrays: Arrays, attributes: PadAttributes) -> Array:
 
 
 def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
-    t, value, *position = types
+    t, value, *place = types
     require_same_dtype((t, value))
     if not t.rank == value.rank == len(attributes.starts):
         raise TypeRuleError(f"{value} can't be written into {t} at {list(attributes.starts)}: the ranks differ")
-    if (attributes.axis is None) != (not position):
-        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its position go together")
+    if (attributes.axis is None) != (not place):
+        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its place go together")
     if attributes.axis is not None:
         require_axes((attributes.axis,), t)
-        require_position(position[0])
+        require_place(place[0])
         if (start := attributes.starts[attributes.axis]) != 0:
-            raise TypeRuleError(f"axis {attributes.axis} has a position, and {start} for its start; that must be 0")
+            raise TypeRuleError(f"axis {attributes.axis} has a place, and {start} for its start; that must be 0")
     for axis, (start, n, extent) in enumerate(zip(attributes.starts, value.shape, t.shape, strict=True)):
         if _below(start, 0) or _below(extent, add(start, n)):
             raise TypeRuleError(f"{value} at {list(attributes.starts)} leaves axis {axis} of {t}")
@@ -212,10 +212,10 @@ def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
 
 
 def _update(arrays: Arrays, attributes: UpdateAttributes) -> Array:
-    x, value, *position = arrays
+    x, value, *place = arrays
     starts = list(static(attributes.starts))
     if attributes.axis is not None:
-        starts[attributes.axis] = int(position[0])
+        starts[attributes.axis] = int(place[0])
     result = x.copy()
     result[tuple(slice(start, start + n) for start, n in zip(starts, value.shape))] = value
     return result
