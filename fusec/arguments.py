@@ -10,9 +10,10 @@ from typing import Any
 from fusec.errors import FusecError, OptionError
 from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.structures import flatten
-from fusec.runtime.dispatch import Compile, Differentiate, Dispatcher, Require, nothing_required
+from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.libraries import library_of
+from fusec.runtime.plan import Compile, Differentiate, Require, nothing_required
 from fusec.specs import TensorSpec, example
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fusec.build import Options
 from fusec.frontend.capture import Recorded
-from fusec.runtime.dispatch import Differentiate, GradientProgram
+from fusec.runtime.plan import Differentiate, GradientProgram
 
 
 def differentiate_with(options: Options, *, warn: bool = True) -> Differentiate:

@@ -18,11 +18,12 @@ from fusec.frontend.capture import AsWritten, Capture, IntegerSource
 from fusec.frontend.structures import flatten
 from fusec.report import explain_program
 from fusec.runtime.arrays import Arrays
-from fusec.runtime.dispatch import Dispatcher, GradientProgram, Plan
+from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import described, fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.libraries import needs_autograd
+from fusec.runtime.plan import GradientProgram, Plan
 from fusec.runtime.signatures import bind_arguments
 from fusec.runtime.standing import standing_plan
 from fusec.specs import TensorSpec

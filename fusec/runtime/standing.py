@@ -11,8 +11,9 @@ from fusec.ir.index import Symbol
 from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Layout
-from fusec.runtime.dispatch import Dispatcher, Plan, Signature
+from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Opening, is_open
+from fusec.runtime.plan import Plan, Signature
 
 
 def standing_plan(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:

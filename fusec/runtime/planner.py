@@ -1,0 +1,339 @@
+"""Makes the plans of one function: captured and compiled for one signature, for a range, or run as written."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+from fusec import tracing
+from fusec.config import logger, verifies
+from fusec.errors import CaptureError, CodegenError, DataDependentError, FusecError, LoweringError, SetupError
+from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parameters, with_static
+from fusec.frontend.counters import IntegerAttribute
+from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.structures import CallSpec
+from fusec.ir.indexing import evaluate
+from fusec.ir.types import contiguous_strides
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays, Layout
+from fusec.runtime.captures import captures
+from fusec.runtime.code import Scope
+from fusec.runtime.dynamic import Opening, is_open, openings, symbols_in
+from fusec.runtime.entry import compiled_entry, eager_entry, recorded_entry
+from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
+from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
+from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
+from fusec.runtime.objects import ObjectsSeen
+from fusec.runtime.plan import Compile, GradientProgram, Plan, PlanOptions, nothing_required
+from fusec.runtime.signatures import bind_arguments
+from fusec.runtime.telling import Cause, Telling
+
+OPEN_FAILURES = 6
+"""Ranges of extents that are tried for one function and that no graph serves, after which none is tried any more."""
+
+GRADIENT = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
+"""Why a call runs as written that the library records for a gradient, where no backward is made."""
+
+log = logger("recompile")
+
+
+class Planner:
+    """What is known of one function, and how a call of it becomes a plan."""
+
+    def __init__(self, function: Callable[..., Any], compile: Compile, **options: Unpack[PlanOptions]) -> None:
+        self.function = function
+        self.compile = compile
+        self.fallback = options.get("fallback", "eager")
+        self.name: str = options.get("name", "") or str(getattr(function, "__qualname__", type(function).__name__))
+        self.general = options.get("general")
+        self.static = options.get("static", frozenset())
+        self.requires = options.get("require", nothing_required)
+        self.telling = options.get("telling") or Telling()
+        self.device = options.get("device")
+        self.differentiate = options.get("differentiate")
+        self.closed: list[str] = []
+        self.eager_calls: Counter[str] = Counter()
+        self._capture_function = options.get("capture")
+        self._openings = options.get("openings", openings)
+        self._integers = IntegersSeen()
+        self._without_kernel: set[str] = set()
+        self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
+        self._restless = False
+        self._objects = ObjectsSeen()
+
+    def require(self, arrays: Arrays, leaves: list[Any]) -> None:
+        """SetupError where no function of such arrays can be compiled and run."""
+        self.requires(arrays.library, {arrays.layout(leaf).type.device for leaf in leaves})
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bind_arguments(self.function, args, kwargs)
+
+    def _may_count(self, counters: tuple[IntegerAttribute, ...]) -> bool:
+        """Whether calls may be taken over by programs that count in these attributes."""
+        return False
+
+    def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        capture = self._capture_function or load_capture(library)
+        with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
+            is_own = library == "torch" and self._capture_function is None
+            record = self.differentiate is not None
+            own = {"opens": self._objects.opens, "device": self.device, "record": record} if is_own else {}
+            made = capture(self.function, args, kwargs, fallback=self.fallback, **own)
+        if not self.static:
+            return made
+        called: Any = self.function
+        called = called.forward if is_torch_module(called) else called
+        is_array = load_arrays(library).is_array
+        return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static, self._objects.opens))
+
+    def make(
+        self,
+        arrays: Arrays,
+        leaves: list[Any],
+        spec: CallSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Plan:
+        """A plan for calls of one signature."""
+        if self.differentiate is None and needs_autograd(arrays.library, leaves):
+            return self._eager_plan(arrays, spec, leaves, GRADIENT)
+        stage: Stage = "call"
+        try:
+            self._bind(args, kwargs)
+            stage = "capture"
+            capture = self._capture(arrays.library, args, kwargs)
+            stage = "compile"
+            if needs_autograd(arrays.library, leaves, capture):
+                return self._gradient_plan(arrays, spec, leaves, capture)
+            executable = self.compile(capture)
+            self.require(arrays, leaves)
+            eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again)
+            return Plan(entry, capture, executable)
+        except SetupError:
+            raise
+        except Exception as error:
+            if self.fallback == "error":
+                raise
+            if isinstance(error, StateChangedError) and (self._may_count(error.counters) or not self._restless):
+                self._restless = self._restless or not error.counters
+                raise
+            if stage == "compile" and isinstance(error, OSError):
+                raise SetupError(f"{self.name} can't be compiled here: {error}") from error
+            cause = _cause(error, stage)
+            if cause == "fault" and verifies():
+                raise
+            return self._declined_plan(arrays, spec, leaves, error, cause)
+
+    def _gradient_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], capture: Capture) -> Plan:
+        """A plan for calls that need a gradient: forward and backward compiled, or as written with the reason."""
+        try:
+            program = self.gradient_program(capture, leaves)
+        except FusecError as error:
+            log.debug("%s", error, exc_info=error)
+            return self._eager_plan(arrays, spec, leaves, f"{error}", capture)
+        self.require(arrays, leaves)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = recorded_entry(program, capture, spec, arrays, leaves, eager)
+        return Plan(entry, capture, gradient=program)
+
+    def gradient_program(self, capture: Capture, leaves: Sequence[Any]) -> GradientProgram:
+        """What runs calls like the one with these leaves that need a gradient. CaptureError where nothing does."""
+        recorded = capture.recorded
+        if self.differentiate is None or recorded is None:
+            raise CaptureError(GRADIENT)
+        try:
+            return self.differentiate(recorded, inputs_of(recorded.sources, leaves), self.name)
+        except FusecError as error:
+            raise CaptureError(f"a gradient is needed, and {error}") from error
+
+    def make_open(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+        """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
+        if self.general is None or not self.general.extents or needs_autograd(arrays.library, leaves):
+            return None
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
+        seen = self._seen.setdefault((arrays.library, spec, kinds, arrays.mode()), [])
+        seen[:] = [*(known for known in seen if known != layouts), layouts]
+        if arrays.library == "cupy":
+            return None
+        for opening in self._openings(seen):
+            if len(self.closed) >= OPEN_FAILURES or str(opening) in self._without_kernel:
+                continue
+            try:
+                return self._open_plan(opening, arrays, leaves, spec)
+            except SetupError:
+                raise
+            except Exception as error:  # the function itself may refuse an extent that no call has had
+                self._tell_unopened("each size is compiled by itself", error)
+                self.closed.append(f"{error}")
+                log.info("%s: not for a range of extents: %s", self.name, error)
+                if isinstance(error, LoweringError | CodegenError):
+                    self._without_kernel.add(str(opening))
+        return None
+
+    def _open_plan(self, opening: Opening, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
+        assert self.general is not None
+        shapes = opening.shapes
+
+        def capture_at(extents: Mapping[str, int]) -> Capture:
+            made = []
+            for number, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
+                if not is_open(shape):
+                    made.append(leaf)
+                    continue
+                scope = Scope()
+                type = arrays.layout(leaf).type.with_shape([evaluate(n, extents) for n in shape])
+                steps = opening.steps.get(number)
+                strides = [evaluate(n, extents) for n in steps] if steps else contiguous_strides(type.static_shape)
+                expression = arrays.allocate(scope, type, strides)
+                made.append(eval(expression, dict(scope.objects)))
+            args, kwargs = spec.restore(made)
+            return self._capture(arrays.library, args, kwargs)
+
+        def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
+            from fusec.frontend.torch_sizes import check_conditions
+
+            named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
+            dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
+            with captures.run():
+                check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
+
+        capture = self.general.make(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
+        if needs_autograd(arrays.library, leaves, capture):
+            raise CaptureError("a gradient is needed")
+        executable = self.compile(capture)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
+        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
+        log.info("%s: compiled for %s", self.name, ranges)
+        return Plan(entry, capture, executable, opening=opening)
+
+    def make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+        """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""
+        if self.general is None or not self.general.integers or needs_autograd(arrays.library, leaves):
+            return None
+        if not is_on_cpu(arrays, leaves):
+            return None
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        kind = (arrays.library, layouts, arrays.mode())
+        opened = self._integers.opening(kind, spec)
+        if opened is None:
+            return None
+        try:
+            return self._integers_plan(opened, arrays, leaves)
+        except SetupError:
+            raise
+        except Exception as error:  # the function itself may refuse an integer that no call has had
+            self._tell_unopened("each integer is compiled by itself", error)
+            self._integers.close(kind, opened)
+            log.info("%s: not for a range of integers: %s", self.name, error)
+            return None
+
+    def _integers_plan(self, opened: OpenIntegers, arrays: Arrays, leaves: list[Any]) -> Plan:
+        assert self.general is not None
+
+        def capture_as(spec: CallSpec) -> Capture:
+            return self._capture(arrays.library, *spec.restore(leaves))
+
+        sampled = SampledIntegers(opened, capture_as).narrowed()
+        opened = sampled.opened
+        conditions = functools.partial(sampled.check, arrays.library)
+        capture = self.general.make(sampled.capture_at, opened.distinct, conditions)
+        if needs_autograd(arrays.library, leaves, capture):
+            raise CaptureError("a gradient is needed")
+        executable = self.compile(capture)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = compiled_entry(executable, capture, opened.structure, leaves, eager, self._again)
+        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)
+        log.info("%s: compiled for integers %s", self.name, ranges)
+        return Plan(entry, capture, executable, structure=opened.structure)
+
+    def _tell_unopened(self, so: str, error: Exception) -> None:
+        """Tells a bug of ours that ended a compilation for a range. That no kernel serves one is none."""
+        refused = isinstance(error, LoweringError | CodegenError)
+        if refused or not is_capture_fault(error):
+            return
+        if self.fallback == "error" or verifies():
+            raise error
+        self.telling.internal_error(self.name, so, fault_reason(error))
+
+    def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception, cause: Cause) -> Plan:
+        """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
+        reason = f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
+        if cause == "fault":
+            reason = fault_reason(error)
+        log.info("%s runs as written: %s", self.name, reason)
+        log.debug("%s", reason, exc_info=error)
+        plan = self._eager_plan(arrays, spec, leaves, reason, cause=cause)
+        return replace(plan, in_code=isinstance(error, DataDependentError))
+
+    def _eager_plan(
+        self,
+        arrays: Arrays,
+        spec: CallSpec,
+        leaves: list[Any],
+        reason: str,
+        capture: Capture | None = None,
+        cause: Cause = "known",
+    ) -> Plan:
+        def eager(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._as_written(reason, args, kwargs, cause)
+
+        if capture is None:
+            return Plan(eager_entry(arrays, spec, leaves, eager), None, None, reason)
+        return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
+
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Cause = "known") -> Any:
+        """Runs the function itself. What the capture ended with may be the function's own error: then that is raised
+        here, and there is nothing else to tell."""
+        if cause == "part":
+            return self.function(*args, **kwargs)
+        if self.fallback == "error":
+            raise CaptureError(f"{self.name} can't be compiled: {reason}")
+        if cause == "known":
+            self.telling.runs_as_written(self.name, reason)
+        try:
+            result = self.function(*args, **kwargs)
+        except Exception as error:
+            own = cause in ("raised", "fault")
+            self.eager_calls[f"it raises {type(error).__name__} as written" if own else reason] += 1
+            raise
+        self.eager_calls[reason] += 1
+        if cause == "raised":
+            self.telling.runs_as_written(self.name, reason)
+        elif cause == "fault":
+            self.telling.internal_error(self.name, "its calls run as written", reason)
+        return result
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """A call whose program raised before it changed anything, as written: that raises as the code does.
+
+        What it does not raise is a mistake of ours.
+        """
+        result = self.function(*args, **kwargs)
+        self._note_mistake(error)
+        return result
+
+    def _note_mistake(self, error: Exception) -> None:
+        if verifies():
+            raise error
+        log.warning("%s ran as written: its program raised %s: %s", self.name, type(error).__name__, error)
+        self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
+
+
+Stage = Literal["call", "capture", "compile"]
+"""What ended with an error: arguments that don't fit the function's parameters, the capture, or all after it."""
+
+
+def _cause(error: Exception, stage: Stage) -> Cause:
+    if (stage == "capture" and is_capture_fault(error)) or (stage == "compile" and is_compile_fault(error)):
+        return "fault"
+    return "known" if isinstance(error, FusecError) else "raised"
+
+
+def is_on_cpu(arrays: Arrays, leaves: list[Any]) -> bool:
+    return all(arrays.layout(leaf).type.device == "cpu" for leaf in leaves)
