@@ -23,6 +23,7 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
+from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.kinds import Kinds
 from fusec.frontend.output import (
@@ -62,24 +63,24 @@ class Environment:
     safe to call from any thread; a call's code holds the same tests itself (``conditions``).
     """
 
-    def __init__(self, writer: GuardWriter) -> None:
-        self._writer = writer
+    def __init__(self, code: GuardCode) -> None:
+        self._code = code
 
     @cached_property
     def holds(self) -> Callable[[], bool]:
-        return self._writer.compile_check()
+        return self._code.compile_check()
 
     def __len__(self) -> int:
         """Number of guards."""
-        return self._writer.count
+        return self._code.count
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions((), None, self._writer.written())
+        return Conditions((), None, self._code.written())
 
     def why_changed(self) -> str:
         """The first thing found changed, such as ``global SCALE: was 2.0, now 3.0``; empty when nothing is."""
-        return self._writer.explain()
+        return self._code.explain()
 
 
 class Unwatched:
@@ -256,7 +257,7 @@ class Recorder:
         self._visit_cells(writer, loads)
         self._refuse_changes(writer, is_tensor)
         self._visit_seen(writer)
-        return Environment(writer)
+        return Environment(writer.code)
 
     def _refuse_changes(self, writer: GuardWriter, is_array: Callable[[object], bool]) -> None:
         """StateChangedError where the run changed Python state that outlives it, which then is as it was before."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -14,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fusec.frontend import raw
-from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
+from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.held import MISSING, is_torch_tensor, torch_layout
 from fusec.frontend.kinds import KindOf, true_value
-from fusec.frontend.plain import SCALARS, SINGLETONS, brief, is_plain, plain_copy, same_array, same_plain, same_settings
+from fusec.frontend.plain import SCALARS, SINGLETONS, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
@@ -46,16 +45,6 @@ class Names:
 
 
 @dataclass
-class _Guard:
-    """Lines that set ``variable`` and check it; ``{fail}`` stands for what a failed check returns."""
-
-    lines: list[str]
-    variable: str
-    path: str
-    was: str
-
-
-@dataclass
 class GuardWriter:
     """Walks values from their roots and writes a guard for each one met.
 
@@ -72,18 +61,11 @@ class GuardWriter:
     functions_visited: set[int] = field(default_factory=set)
     paths: dict[int, str] = field(default_factory=dict)
     cells: set[int] = field(default_factory=set)
-    _guards: list[_Guard] = field(default_factory=list)
-    _bound: dict[str, object] = field(default_factory=dict)
-    _bound_ids: dict[int, str] = field(default_factory=dict)
+    code: GuardCode = field(default_factory=GuardCode)
     _visited: set[int] = field(default_factory=set)
     _roots: set[tuple[int, str]] = field(default_factory=set)
     _kinds: set[type] = field(default_factory=set)
     _lacking: set[tuple[int, frozenset[str]]] = field(default_factory=set)
-    _temporaries: int = 0
-
-    @property
-    def count(self) -> int:
-        return len(self._guards)
 
     def has_met(self, value: object) -> bool:
         """Whether the walk has come to a value, or would not guard it."""
@@ -97,16 +79,16 @@ class GuardWriter:
         if (id(namespace), name) in self._roots:
             return
         self._roots.add((id(namespace), name))
-        where = self._bind(namespace)
+        where = self.code.bind(namespace)
         value = true_value(namespace, name, MISSING)
         if value is type:  # while another thread captures, it may mean something else
-            self._visit(f"{self._bind(true_value)}({where}, {name!r})", value, f"global {name}")
+            self._visit(f"{self.code.bind(true_value)}({where}, {name!r})", value, f"global {name}")
         elif value is not MISSING:
             self._visit(f"{where}[{name!r}]", value, f"global {name}")
         else:
-            other = f" and {where}[{name!r}] is not {self._bind(KindOf)}" if name == "type" else ""
+            other = f" and {where}[{name!r}] is not {self.code.bind(KindOf)}" if name == "type" else ""
             test = f"if {name!r} in {where}{other}: return {{fail}}"
-            self._guards.append(_Guard([test], "None", f"global {name}", "a builtin"))
+            self.code.add([test], "None", f"global {name}", "a builtin")
 
     def visit_object(self, value: object, path: str) -> None:
         """Guards the attributes of an object that the call itself identifies, such as ``self``."""
@@ -114,25 +96,25 @@ class GuardWriter:
             return
         if is_a(value, tuple, list, dict, set, frozenset, np.ndarray):
             return
-        self._visit(self._bind_weakly(value) or self._bind(value), value, path)
+        self._visit(self.code.bind_weakly(value) or self.code.bind(value), value, path)
 
     def visit_held(self, function: FunctionType, path: str) -> None:
         """Guards a function's code, defaults and cells."""
         if id(function) not in self._visited:
-            self._visit(self._bind(function), function, path)
+            self._visit(self.code.bind(function), function, path)
 
     def pin(self, path: str, read: Callable[[], object], value: object) -> None:
         """Guards the contents of what ``read`` gives."""
-        self._snapshot(f"{self._bind(read)}()", value, path)
+        self._snapshot(f"{self.code.bind(read)}()", value, path)
 
     def pin_layout(self, path: str, read: Callable[[], object], value: Any) -> None:
         """Guards the type, dtype, shape and strides of the array that ``read`` gives."""
         test = (
-            f"type({{v}}) is not {self._bind(type(value))} or {{v}}.dtype != {self._bind(value.dtype)} "
+            f"type({{v}}) is not {self.code.bind(type(value))} or {{v}}.dtype != {self.code.bind(value.dtype)} "
             f"or {{v}}.shape != {value.shape} or {{v}}.strides != {value.strides}"
         )
         shown = f"{value.dtype}{list(value.shape)} with strides {value.strides}"
-        self._check(f"{self._bind(read)}()", test, path, shown)
+        self.code.check(f"{self.code.bind(read)}()", test, path, shown)
 
     # The walk
 
@@ -140,14 +122,14 @@ class GuardWriter:
         kind = type(value)
         self.paths.setdefault(id(value), path)
         if any(value is s for s in SINGLETONS):
-            self._check(expression, "{v} is not " + repr(value), path, value)
+            self.code.check(expression, "{v} is not " + repr(value), path, value)
         elif kind in SCALARS:
             self._scalar(expression, value, path)
         elif self.is_tensor(value):
             self._tensor_attributes(expression, value, path)
         elif is_plain(value) and kind is not tuple:
-            known = self._bind(value)
-            self._check(
+            known = self.code.bind(value)
+            self.code.check(
                 expression,
                 f"{{v}} is not {known} and (type({{v}}) is not type({known}) or {{v}} != {known})",
                 path,
@@ -161,11 +143,11 @@ class GuardWriter:
                 self._visit(f"{expression}.__dict__[{name!r}]", value.__dict__[name], f"{path}.{name}")
             self._absent(expression, value, path)
         elif is_a(value, types.MethodType):
-            v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
+            v = self.code.check(expression, "type({v}) is not " + self.code.bind(kind), path, value)
             self._visit(f"{v}.__func__", value.__func__, path)
             self._visit(f"{v}.__self__", value.__self__, f"{path}.__self__")
         elif is_a(value, functools.partial):
-            v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
+            v = self.code.check(expression, "type({v}) is not " + self.code.bind(kind), path, value)
             for part in ("func", "args", "keywords"):
                 self._visit(f"{v}.{part}", getattr(value, part), f"{path}.{part}")
         elif is_a(value, np.ndarray) or is_torch_tensor(value):
@@ -175,37 +157,37 @@ class GuardWriter:
             self._object(expression, value, path)
 
     def _scalar(self, expression: str, value: Any, path: str) -> None:
-        known = self._bind(value)
+        known = self.code.bind(value)
         kind = type(value).__name__
         differs = f"{{v}} != {known}" if value else f"repr({{v}}) != {repr(value)!r}"
         if value != value:
             differs = "{v} == {v}"
-        self._check(expression, f"{{v}} is not {known} and (type({{v}}) is not {kind} or {differs})", path, value)
+        self.code.check(expression, f"{{v}} is not {known} and (type({{v}}) is not {kind} or {differs})", path, value)
 
     def _container(self, expression: str, value: Any, path: str) -> None:
-        kind = self._bind(type(value))
+        kind = self.code.bind(type(value))
         held = plain_copy(value)
         parts = list(held.values()) if type(held) is dict else list(held)
         is_own = type(value) is type(held)
         if type(held) in (set, frozenset) or all(is_plain(p) for p in parts):
-            now = "{v}" if is_own else f"{self._bind(plain_copy)}({{v}})"
-            test = f"type({{v}}) is not {kind} or not {self._bind(same_plain)}({now}, {self._bind(held)})"
-            v = self._check(expression, test, path, held)
+            now = "{v}" if is_own else f"{self.code.bind(plain_copy)}({{v}})"
+            test = f"type({{v}}) is not {kind} or not {self.code.bind(same_plain)}({now}, {self.code.bind(held)})"
+            v = self.code.check(expression, test, path, held)
             self._container_attributes(v, value, path)
             return
         test = f"type({{v}}) is not {kind} or {self._length(held, is_own)} != {len(parts)}"
         if type(held) is dict:
-            listed = "list({v})" if is_own else f"{self._bind(raw.keys_of)}({{v}})"
-            test += f" or {listed} != {self._bind(list(held))}"
-        v = self._check(expression, test, path, held)
+            listed = "list({v})" if is_own else f"{self.code.bind(raw.keys_of)}({{v}})"
+            test += f" or {listed} != {self.code.bind(list(held))}"
+        v = self.code.check(expression, test, path, held)
         items: Iterable[tuple[Any, Any]] = held.items() if type(held) is dict else enumerate(parts)
         if type(held) is not tuple:
             if id(value) in self._visited:
                 return
             self._visited.add(id(value))
-        taken = v + "[{}]" if is_own else f"{self._bind(type(held).__getitem__)}({v}, {{}})"
+        taken = v + "[{}]" if is_own else f"{self.code.bind(type(held).__getitem__)}({v}, {{}})"
         for key, part in items:
-            accessor = repr(key) if type(key) in (int, str) else self._bind(key)
+            accessor = repr(key) if type(key) in (int, str) else self.code.bind(key)
             shown = repr(key) if is_plain(key) else type(key).__name__
             self._visit(taken.replace("{}", accessor), part, f"{path}[{shown}]")
         self._container_attributes(v, value, path)
@@ -217,7 +199,7 @@ class GuardWriter:
             self._absent(v, value, path)
 
     def _length(self, held: Any, is_own: bool) -> str:
-        return "len({v})" if is_own else f"{self._bind(type(held).__len__)}({{v}})"
+        return "len({v})" if is_own else f"{self.code.bind(type(held).__len__)}({{v}})"
 
     def _snapshot(self, expression: str, value: Any, path: str) -> None:
         """An array used as a constant: its contents count."""
@@ -225,8 +207,8 @@ class GuardWriter:
             self._visit(expression, value, path)
             return
         copy = value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
-        test = f"not {self._bind(same_array)}({{v}}, {self._bind(copy)})"
-        self._check(expression, test, path, f"{type(value).__name__}{tuple(value.shape)}")
+        test = f"not {self.code.bind(same_array)}({{v}}, {self.code.bind(copy)})"
+        self.code.check(expression, test, path, f"{type(value).__name__}{tuple(value.shape)}")
 
     def _function(self, expression: str, function: FunctionType, path: str) -> None:
         code = function.__code__
@@ -235,14 +217,14 @@ class GuardWriter:
             self._wrapped(expression, function, path)
             return
         parts = {part: getattr(function, part) for part in _FUNCTION_PARTS}
-        names = {part: "None" if held is None else self._bind(held) for part, held in parts.items()}
-        fields = fields_of(function) if expression in self._bound else None
+        names = {part: "None" if held is None else self.code.bind(held) for part, held in parts.items()}
+        fields = fields_of(function) if expression in self.code.bound else None
         if fields is not None:  # it is this very object, of which the closure can't change
-            test = f"{self._bind(fields[0])}.raw != {self._bind(fields[1])}"
+            test = f"{self.code.bind(fields[0])}.raw != {self.code.bind(fields[1])}"
         else:
-            test = f"type({{v}}) is not {self._bind(FunctionType)}"
+            test = f"type({{v}}) is not {self.code.bind(FunctionType)}"
             test += "".join(f" or {{v}}.{part} is not {name}" for part, name in names.items())
-        v = self._check(expression, test, path, function)
+        v = self.code.check(expression, test, path, function)
         if id(function) in self._visited:
             return
         self._visited.add(id(function))
@@ -266,7 +248,7 @@ class GuardWriter:
                 contents = cell.cell_contents
             except ValueError:  # not yet assigned
                 continue
-            self._visit(f"{self._bind(cell)}.cell_contents", contents, f"closure {name}")
+            self._visit(f"{self.code.bind(cell)}.cell_contents", contents, f"closure {name}")
 
     def _wrapped(self, expression: str, value: object, path: str) -> None:
         inner = (raw.attributes_of(value) or {}).get("__wrapped__")
@@ -308,19 +290,19 @@ class GuardWriter:
         if own is not None:
             owners = ["{v}", *(f"{{v}}[{name!r}]" for name, table in inner.items() if name != "_modules" or not table)]
             test = " or ".join(self._holds_some(missing, owner) for owner in owners)
-            self._check(self._table(v, value), test, f"{path}.__dict__", shown)
+            self.code.check(self._table(v, value), test, f"{path}.__dict__", shown)
         for holder in classes:
             if (id(holder), missing) not in self._lacking:
                 self._lacking.add((id(holder), missing))
                 test = self._holds_some(missing, "{v}")
-                self._check(f"{self._bind(holder)}.__dict__", test, f"{holder.__qualname__}.__dict__", shown)
+                self.code.check(f"{self.code.bind(holder)}.__dict__", test, f"{holder.__qualname__}.__dict__", shown)
 
     def _holds_some(self, names: Iterable[str], table: str) -> str:
         """The test that a dict has one of the names."""
         listed = sorted(names)
         if len(listed) <= 3:
             return " or ".join(f"{name!r} in {table}" for name in listed)
-        return f"not {self._bind(frozenset(listed))}.isdisjoint({table})"
+        return f"not {self.code.bind(frozenset(listed))}.isdisjoint({table})"
 
     def _tensor_attributes(self, expression: str, value: Any, path: str) -> None:
         """What a tensor that is fetched at each call has of its own, besides its elements."""
@@ -329,18 +311,19 @@ class GuardWriter:
             return
         self._visited.add(id(value))
         if not self.is_input(value):
-            known = self._bind(torch_layout(value))
-            test = f"{self._bind(torch_layout)}({{v}}) != {known}"
-            expression = self._check(expression, test, path, f"{value.dtype}{list(value.shape)}")
+            known = self.code.bind(torch_layout(value))
+            test = f"{self.code.bind(torch_layout)}({{v}}) != {known}"
+            expression = self.code.check(expression, test, path, f"{value.dtype}{list(value.shape)}")
         if "grad" in self.names.attributes:
             is_none = value.grad is None
-            self._check(f"{expression}.grad is None", f"{{v}} is not {is_none}", f"{path}.grad", value.grad)
+            self.code.check(f"{expression}.grad is None", f"{{v}} is not {is_none}", f"{path}.grad", value.grad)
         names = self.names.attributes & own.keys()
         missing = {n for n in self.names.looked_for - own.keys() if raw.in_class(type(value), n) is None}
         if not names and not missing:
             return
         test = self._holds_some(missing, "{v}") if missing else "False"
-        table = self._check(f"{expression}.__dict__", test, f"{path}.__dict__", f"without {', '.join(sorted(missing))}")
+        without = f"without {', '.join(sorted(missing))}"
+        table = self.code.check(f"{expression}.__dict__", test, f"{path}.__dict__", without)
         for name in sorted(names):
             self._visit(f"{table}[{name!r}]", own[name], f"{path}.{name}")
 
@@ -358,13 +341,13 @@ class GuardWriter:
 
     def _table(self, v: str, value: object) -> str:
         """The expression for an object's own ``__dict__``."""
-        return f"{v}.__dict__" if raw.looks_up_plainly(type(value)) else f"{self._bind(raw.attributes_of)}({v})"
+        return f"{v}.__dict__" if raw.looks_up_plainly(type(value)) else f"{self.code.bind(raw.attributes_of)}({v})"
 
     def _class_attributes(self, v: str, cls: type, value: object, path: str) -> None:
         """What the names that were read mean in a class: constants, methods, properties, slots."""
         table = raw.attributes_of(value) if value is not cls else None
         own = table or {}
-        owner = v if value is cls else self._bind(cls)
+        owner = v if value is cls else self.code.bind(cls)
         may_be_shadowed = set()
         for name in sorted(self.names.attributes | self._ran(cls)):
             holder = next((c for c in raw.classes_of(cls) if name in raw.table_of(c)), None)
@@ -376,17 +359,17 @@ class GuardWriter:
             if is_a(found, *_CELL_DESCRIPTORS):
                 self._cell_attribute(f"{v}.{name}", found, cls, value, path)
             elif is_a(found, classmethod, staticmethod):
-                self._visit(f"{self._bind(holder)}.__dict__[{name!r}].__func__", found.__func__, f"{path}.{name}")
+                self._visit(f"{self.code.bind(holder)}.__dict__[{name!r}].__func__", found.__func__, f"{path}.{name}")
             elif is_a(found, property, functools.cached_property):
                 getter = "fget" if is_a(found, property) else "func"
-                access = f"{self._bind(holder)}.__dict__[{name!r}].{getter}"
+                access = f"{self.code.bind(holder)}.__dict__[{name!r}].{getter}"
                 self._visit(access, getattr(found, getter), f"{path}.{name}")
             elif is_a(found, FunctionType) or not _has(found, "__get__"):
                 self._visit(f"{owner}.{name}", found, f"{path}.{name}")
         if may_be_shadowed and table is not None:
-            names = self._bind(frozenset(may_be_shadowed))
+            names = self.code.bind(frozenset(may_be_shadowed))
             test = f"not {names}.isdisjoint({{v}})"
-            self._check(self._table(v, value), test, f"{path}.__dict__", "without them")
+            self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them")
 
     def _ran(self, cls: type) -> set[str]:
         """The methods that ran, those that Python looks up itself among them: operators, ``__call__``, ``forward``."""
@@ -403,25 +386,25 @@ class GuardWriter:
             held = found.__get__(value)
         except AttributeError:
             if name in self.names.looked_for:
-                test = f"{self._bind(raw.fills)}({owner}, {self._bind(found)})"
-                self._check(test, "{v}", f"{path}.{name}", "empty")
+                test = f"{self.code.bind(raw.fills)}({owner}, {self.code.bind(found)})"
+                self.code.check(test, "{v}", f"{path}.{name}", "empty")
             return
         if not raw.looks_up_plainly(type(value)):
-            expression = f"{self._bind(found)}.__get__({owner})"
+            expression = f"{self.code.bind(found)}.__get__({owner})"
         self._visit(expression, held, f"{path}.{name}")
 
     def _module(self, v: str, module: Any, path: str) -> None:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
-        self._check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
+        self.code.check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
         for hooks in (*_HOOKS, *_BACKWARD_HOOKS) if self.graded else _HOOKS:
             held = list(module.__dict__[hooks].values())
-            test = f"list({{v}}.values()) != {self._bind(held)}" if held else "{v}"
-            self._check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
+            test = f"list({{v}}.values()) != {self.code.bind(held)}" if held else "{v}"
+            self.code.check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
         self._own_forward(v, module, path)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
         if "__dict__" in self.names.attributes:  # the code may read all of them
-            names = self._bind(list(module.__dict__))
-            self._check(f"{v}.__dict__", f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
+            names = self.code.bind(list(module.__dict__))
+            self.code.check(f"{v}.__dict__", f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
             self._attributes(v, module, own, path)
         if is_user_class(type(module)):
             own &= self.names.attributes
@@ -435,21 +418,21 @@ class GuardWriter:
         for table in _TABLES[:2]:
             held = module.__dict__[table]
             if reads_all:
-                keys = self._bind(list(held))
-                self._check(f"{v}.{table}", f"list({{v}}) != {keys}", f"{path}.{table}", list(held))
+                keys = self.code.bind(list(held))
+                self.code.check(f"{v}.{table}", f"list({{v}}) != {keys}", f"{path}.{table}", list(held))
             empty = [name for name, tensor in held.items() if tensor is None]
             if empty:
                 test = " or ".join(f"{{v}}[{name!r}] is not None" for name in empty)
-                self._check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}")
+                self.code.check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}")
             tensors = held.keys() - set(empty)
             for name in sorted(tensors if reads_all else tensors & self.names.attributes):
                 self._visit(f"{v}.{table}[{name!r}]", module.__dict__[table][name], f"{path}.{name}")
         children = module._modules
-        keys = self._bind(list(children))
+        keys = self.code.bind(list(children))
         test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
-        held_children = self._check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
+        held_children = self.code.check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
         if reads_all and not children:
-            self._check(f"{v}._modules", "{v}", f"{path}._modules", "empty")
+            self.code.check(f"{v}._modules", "{v}", f"{path}._modules", "empty")
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
 
@@ -464,8 +447,8 @@ class GuardWriter:
         if id(value) not in self._visited and known:
             self._visited.add(id(value))
             self.paths.setdefault(id(value), path)
-            test = f"not {self._bind(same_settings)}({{v}}, {self._bind(known)})"
-            self._check(self._table(v, value), test, f"{path}.__dict__", known)
+            test = f"not {self.code.bind(same_settings)}({{v}}, {self.code.bind(known)})"
+            self.code.check(self._table(v, value), test, f"{path}.__dict__", known)
 
     def _own_forward(self, v: str, module: Any, path: str) -> None:
         """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
@@ -473,91 +456,25 @@ class GuardWriter:
         if "forward" in module.__dict__:
             self._visit(f"{v}.__dict__['forward']", module.__dict__["forward"], f"{path}.forward")
             return
-        self._check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
+        self.code.check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
         if kind not in self._kinds:
             self._kinds.add(kind)
-            test = f"{{v}} is not {self._bind(kind.forward)}"
-            self._check(f"{self._bind(kind)}.forward", test, f"{kind.__qualname__}.forward", kind.forward)
+            test = f"{{v}} is not {self.code.bind(kind.forward)}"
+            self.code.check(f"{self.code.bind(kind)}.forward", test, f"{kind.__qualname__}.forward", kind.forward)
 
     def _identity(self, expression: str, value: object, path: str) -> str:
-        weak = None if is_a(value, ModuleType, type) else self._bind_weakly(value)
+        weak = None if is_a(value, ModuleType, type) else self.code.bind_weakly(value)
         if weak is None:
-            return self._check(expression, f"{{v}} is not {self._bind(value)}", path, value)
+            return self.code.check(expression, f"{{v}} is not {self.code.bind(value)}", path, value)
         if weak == expression:  # reached through the reference itself: alive is enough
-            return self._check(expression, "{v} is None", path, value)
-        return self._check(expression, f"{{v}} is None or {{v}} is not {weak}", path, value)
-
-    # Code
-
-    def _bind(self, value: object) -> str:
-        """A name for a constant of the generated code; the value is kept alive by it."""
-        name = self._bound_ids.get(id(value))
-        if name is None:
-            name = self._bound_ids[id(value)] = f"o{len(self._bound)}"
-            self._bound[name] = value
-        return name
-
-    def _bind_weakly(self, value: object) -> str | None:
-        """An expression for the value that does not keep it alive; None for a type without weak references."""
-        try:
-            reference = weakref.ref(value)
-        except TypeError:
-            return None
-        return f"{self._bind(reference)}()"
-
-    def _check(self, expression: str, failed: str, path: str, value: object) -> str:
-        v = f"v{self._temporaries}"
-        self._temporaries += 1
-        test = failed.replace("{v}", v)
-        lines = [f"{v} = {expression}", f"if {test}: return {{fail}}"]
-        self._guards.append(_Guard(lines, v, path, brief(value)))
-        return v
-
-    def _compile(self, body: list[str]) -> Callable[[], Any]:
-        names = ", ".join(self._bound)
-        text = "\n".join([f"def make({names}):", "    def check():", *("        " + line for line in body)])
-        namespace: dict[str, Any] = {}
-        exec(compile(text + "\n    return check\n", "<fusec guards>", "exec"), namespace)
-        made: Callable[[], Any] = namespace["make"](**self._bound)
-        return made
-
-    def written(self) -> Guards | None:
-        """The guards as text; None where there are none."""
-        lines = tuple(line for guard in self._guards for line in guard.lines)
-        return Guards(lines, self._bound) if lines else None
-
-    def compile_check(self) -> Callable[[], bool]:
-        """The function that is True while every guard holds."""
-        if not self._guards:
-            return _always
-        lines = ["    " + line.replace(FAILED, "False") for guard in self._guards for line in guard.lines]
-        return self._compile(["try:", *lines, "    return True", "except Exception:", "    return False"])
-
-    def explain(self) -> str:
-        """Which guard fails first, with the value then and now; empty when all hold."""
-        lines = ["at = 0", "try:"]
-        for position, guard in enumerate(self._guards):
-            failed = f"{position}, {guard.variable}"
-            lines += [f"    at = {position}", *("    " + g.replace(FAILED, failed) for g in guard.lines)]
-        lines += ["    return None", "except Exception as error:", "    return at, error"]
-        found = self._compile(lines)()
-        if found is None:
-            return ""
-        position, now = found
-        guard = self._guards[position]
-        if isinstance(now, Exception):
-            return f"{guard.path}: was {guard.was}, now gone"
-        return f"{guard.path}: was {guard.was}, now {brief(now)}"
+            return self.code.check(expression, "{v} is None", path, value)
+        return self.code.check(expression, f"{{v}} is None or {{v}} is not {weak}", path, value)
 
 
 def _is_users(module: ModuleType) -> bool:
     """Whether a module is the user's: from a file of theirs, or made by hand."""
     file = getattr(module, "__file__", None)
     return is_user_file(file) if file else getattr(module, "__spec__", None) is None
-
-
-def _always() -> bool:
-    return True
 
 
 def _has(value: object, method: str) -> bool:
