@@ -3,63 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.modules.module as _all_modules
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import (
     SAMPLING,
     Capture,
-    Conditions,
-    Environment,
     Fallback,
-    Rebuild,
-    Recorded,
     ReferenceSource,
-    Source,
     run_user,
 )
 from fusec.frontend.environment import record_environment
 from fusec.frontend.raw import in_class
-from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.side_effects import ArgumentContainers, StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
-from fusec.frontend.steps import Step
-from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
+from fusec.frontend.structures import TENSOR, CallSpec, Node, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
-from fusec.frontend.structures import rebuild as _rebuild
-from fusec.frontend.torch_memory import Memory, apply_steps
+from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_recording import GradientsOff, Recording
-from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_references import References
+from fusec.frontend.torch_results import Result, is_tensor
 from fusec.frontend.torch_snapshots import TensorSnapshots
-from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
-from fusec.ir.attributes import ShapeAttributes
-from fusec.ir.graph import Graph
-from fusec.ir.liveness import live_ops
-from fusec.ir.nodes import Port, Value
 from fusec.ir.place import place
-from fusec.ir.raising import is_effect, is_lookup
-from fusec.ir.types import contiguous_strides
 from fusec.location import Location
-
-Ambient = tuple[object, ...]
-
-
-def is_tensor(value: object) -> bool:
-    """True for a torch tensor."""
-    return issubclass(type(value), torch.Tensor)
 
 
 def flatten(
@@ -121,7 +96,7 @@ def capture(
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
     recorder = record_environment(f, _statics(spec), holds_arrays=True)
-    ambient = _ambient()
+    modes = ambient()
     given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
         with nullcontext() if recording is None else recording.running():
@@ -140,7 +115,7 @@ def capture(
     graded = recorded is not None
     guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs, graded=graded)
     results.settle()
-    environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found), graded)
+    environment = TorchGuards(guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded)
     finished = recorded(results.rebuild_leaves) if recorded is not None else None
     return Capture(graph, sources, environment, results.rebuild, "torch", tuple(trace.notes), finished)
 
@@ -163,85 +138,9 @@ def _recording(references: References, leaves: Sequence[torch.Tensor]) -> Record
         return None
     recording = Recording()
     hooked = [path for path, module in references.modules if module._backward_hooks or module._backward_pre_hooks]
-    if hooked or _hooked_everywhere():
+    if hooked or hooked_everywhere():
         recording.refuse(f"{hooked[0] if hooked else 'every module'} has backward hooks")
     return recording
-
-
-def _hooked_everywhere() -> bool:
-    """Whether a backward hook is registered for all modules."""
-    return bool(_all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks)
-
-
-@dataclass(frozen=True, eq=False)
-class _Guards:
-    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and references that share a tensor.
-
-    ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
-    """
-
-    guards: Environment
-    ambient: Ambient
-    ties: tuple[tuple[Fetch, Fetch], ...]
-    bare: tuple[tuple[int, str | None], ...]
-    graded: bool = False
-
-    @cached_property
-    def holds(self) -> Callable[[], bool]:
-        """A plain function: True while all is as it was."""
-        graded, dtype, *autocast = self.ambient
-        is_graded, default_dtype, own = torch.is_grad_enabled, torch.get_default_dtype, self.guards.holds
-        autocasts = torch._C._is_any_autocast_enabled
-        if self.ties or any(autocast) or self.graded:
-            return self._holds
-
-        def holds() -> bool:
-            if autocasts():
-                return self._holds()
-            return is_graded() is graded and default_dtype() is dtype and own()
-
-        return holds
-
-    @property
-    def conditions(self) -> Conditions:
-        """The grad mode and autocast are left to :meth:`TorchArrays.check`, which sees both."""
-        _, dtype, *autocast = self.ambient
-        if self.ties or any(autocast):
-            return Conditions((), self._holds, bare=self.bare)
-        own = self.guards.conditions
-        values = [(torch.get_default_dtype, dtype), *([(_hooked_everywhere, False)] if self.graded else [])]
-        return Conditions(tuple(values), own.rest, own.guards, self.bare)
-
-    def _holds(self) -> bool:
-        hooked = self.graded and _hooked_everywhere()
-        return not hooked and _ambient() == self.ambient and self.guards.holds() and self._tied()
-
-    def _tied(self) -> bool:
-        try:
-            return all(one() is other() for one, other in self.ties)
-        except (AttributeError, LookupError, AssertionError, ValueError):
-            return False
-
-    def why_changed(self) -> str:
-        """The first thing found changed; empty when nothing is."""
-        if _ambient() != self.ambient:
-            return f"torch's modes: were {self.ambient}, now {_ambient()}"
-        if self.graded and _hooked_everywhere():
-            return "every module has backward hooks"
-        if not self._tied():
-            return "two attributes that held one tensor no longer do"
-        explain = getattr(self.guards, "why_changed", None)
-        return explain() if explain is not None else ""
-
-
-def _ambient() -> Ambient:
-    cpu, gpu = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-    return (
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.get_autocast_dtype("cpu") if cpu else None,
-        torch.get_autocast_dtype("cuda") if gpu else None,
-    )
 
 
 # Arguments
@@ -402,198 +301,3 @@ def _location(f: Callable[..., Any]) -> Location | None:
 def _graph_name(f: Callable[..., Any]) -> str:
     name = getattr(f, "__name__", None) or type(f).__name__
     return name if name.isidentifier() else "graph"
-
-
-# Results
-
-
-def _check_changed(changed: Sequence[torch.Tensor], trace: Trace) -> None:
-    """UnsupportedOpError for changes of inputs that no program makes."""
-    if any(map(_overlaps_itself, changed)):
-        raise UnsupportedOpError("an input that overlaps itself in memory is written to", trace.emitter.location)
-    trace.check_memories()
-    for tensor, shape, strides in trace.relabelled.values():
-        memory = trace.handle(tensor).memory
-        is_input = memory.tensor is tensor and memory.source is not None
-        if is_input and (tensor.shape, tensor.stride()) != (shape, strides):
-            raise UnsupportedOpError("an input's shape or strides are changed in place", trace.emitter.location)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie at one address."""
-    span = 1
-    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride < span:
-            return True
-        span += stride * (extent - 1)
-    return False
-
-
-class Result:
-    """The user's result: its structure, and the graph outputs that its tensors come from.
-
-    Tensors that share memory are views of one output, which is the input that was changed, or the memory that the
-    function made; this one is among the graph's outputs even where no tensor of the result shows all of it.
-
-    ``outlasting``: the ids of objects that were there before the run, and are returned themselves.
-    """
-
-    def __init__(self, trace: Trace, result: Any, outlasting: Set[int] = frozenset()) -> None:
-        self._trace = trace
-        leaves: list[Any] = []
-        made = MadeObjects(outlasting)
-        opener = Opener(is_tensor, leaves, made.opens)
-        self._structure = opener.open(result)
-        made.note(opener.containers)
-        self._made = made
-        check_result(self._structure, lambda v: isinstance(v, FakeTensor), trace.emitter.location)
-        _check_structure(self._structure, trace)
-        self._outputs: list[Value] = []
-        self._ports: list[Port] = []
-        self._by_memory: dict[Value, Memory] = {}
-        changed = [m for m in trace.memories if m.source is not None and m.version]
-        _check_changed([m.tensor for m in changed], trace)
-        self._leaves, self._changed = leaves, [m.tensor for m in changed]
-        self._inference = torch.is_inference_mode_enabled()
-        self._other_mode: set[int] = set()
-        with tracing(trace):
-            values = {id(m): self._distinct(m.value, m) for m in changed}
-            self._bases = {id(m): self._add(values[id(m)], m.tensor.stride(), m.source) for m in changed}
-            distinct = {id(leaf): leaf for leaf in leaves}
-            shown = Counter(id(trace.handle(leaf).memory) for leaf in distinct.values())
-            known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}
-            self._slots = [known[id(leaf)] for leaf in leaves]
-            for leaf in distinct.values():
-                is_made = trace.handle(leaf).memory.source is None
-                check_returned(leaf, is_made)
-                if is_made and leaf.is_inference() != self._inference:
-                    self._other_mode.add(known[id(leaf)])
-
-    def recorded(self, recording: Recording) -> Callable[[Rebuild], Recorded]:
-        """The recording of the function that gave this result."""
-        leaves, self._leaves = [self._trace.fake(leaf) for leaf in self._leaves], []
-        if self._other_mode:
-            recording.refuse("the function enters or leaves inference mode")
-        return recording.finish(leaves, self._changed)
-
-    @property
-    def rebuild_leaves(self) -> Rebuild:
-        """Makes the user's result from the tensors in it, in order."""
-        structure = self._structure
-        return lambda tensors: _rebuild(structure, iter(tensors))
-
-    def settle(self) -> None:
-        """Once nothing of the run is left: what is still there was not made by it, and is returned itself."""
-        self._structure = self._made.settled(self._structure)
-
-    def _slot(self, leaf: torch.Tensor, shown: Mapping[int, int]) -> int:
-        handle = self._trace.handle(leaf)
-        memory = handle.memory
-        is_given = memory.source is not None
-        whole = self._trace.fake(leaf) is memory.tensor and (is_given or not handle.steps)
-        if memory.sealed and memory.tensor is leaf:
-            raise UnsupportedOpError(f"memory that {memory.sealed} is returned", self._trace.emitter.location)
-        if not is_given and (shown[id(memory)] > 1 or _overlaps_itself(leaf)) and id(memory) not in self._bases:
-            self._bases[id(memory)] = self._add(self._all_of(memory), self._trace.made_strides(memory), None)
-        base = self._bases.get(id(memory))
-        if base is not None and whole:
-            return base
-        if base is None and not is_given:
-            return self._add(self._distinct(handle.read(self._trace.emitter), memory), leaf.stride(), None)
-        value = memory.value if base is None else self._outputs[base]
-        return self._add(value if whole else self._shown(value, handle.steps), leaf.stride(), None)
-
-    def _shown(self, value: Value, steps: tuple[Step, ...]) -> Value:
-        """A view, another tensor than the one that it shows."""
-        emitter = self._trace.emitter
-        if not steps:
-            return emitter.emit("reshape", value, attributes=ShapeAttributes(value.type.shape))
-        return apply_steps(emitter, value, steps)
-
-    def _all_of(self, memory: Memory) -> Value:
-        """The value of memory that the function has made, as one that is no view of another."""
-        emitter = self._trace.emitter
-        value = memory.value
-        if value in emitter.viewed or emitter.is_constant(value):
-            return emitter.emit("copy", value)
-        return self._distinct(value, memory)
-
-    def _distinct(self, value: Value, memory: Memory) -> Value:
-        """A value that lies in this memory; a copy where tensors with memory of their own would share it."""
-        root = self._trace.emitter.root(value)
-        if self._by_memory.setdefault(root, memory) is not memory:
-            return self._trace.emitter.emit("copy", value)
-        return value
-
-    def _add(self, value: Value, strides: tuple[int, ...], mutates: int | None) -> int:
-        plain = tuple(strides) == contiguous_strides(value.type.shape)
-        self._outputs.append(value)
-        self._ports.append(Port(strides=None if plain else tuple(strides), mutates=mutates))
-        return len(self._outputs) - 1
-
-    @property
-    def rebuild(self) -> Rebuild:
-        """Makes the user's result from the tensors of the graph's outputs. Keeps nothing of the trace alive."""
-        structure, slots = self._structure, tuple(self._slots)
-        other_mode, inference = frozenset(self._other_mode), not self._inference
-        if not other_mode:
-            return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
-
-        def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
-            made = [_in_mode(x, inference) if slot in other_mode else x for slot, x in enumerate(outputs)]
-            return _rebuild(structure, iter([made[slot] for slot in slots]))
-
-        return rebuild
-
-    def finish(self) -> tuple[Graph, tuple[Source, ...]]:
-        """The graph without what no output needs, and the sources of its inputs."""
-        trace = self._trace
-        graph = _without_unused(trace.builder.finish(self._outputs, self._ports), trace.abandoned)
-        sources = tuple(s for s, v in zip(trace.sources, trace.builder.finish([]).inputs) if v in set(graph.inputs))
-        trace.namer.finish(trace.builder, graph)
-        return graph, sources
-
-
-def _in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
-    """The tensor as the function makes it where it enters or leaves ``torch.inference_mode()`` itself."""
-    with torch.inference_mode(inference):
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _check_structure(structure: Structure, trace: Trace) -> None:
-    """CaptureError for a returned object that may hold tensors where they can't be replaced."""
-    if isinstance(structure, Static):
-        held = getattr(structure.value, "__dict__", {})
-        if any(is_tensor(v) for v in held.values()) or isinstance(structure.value, set | frozenset):
-            raise CaptureError(
-                f"the function returns a {type(structure.value).__name__} with tensors in it; "
-                "return tuples, lists, dicts or dataclasses",
-                trace.emitter.location,
-            )
-    for part in getattr(structure, "parts", ()):
-        _check_structure(part, trace)
-
-
-def _without_unused(graph: Graph, abandoned: Sequence[range]) -> Graph:
-    """Drops ops that no output needs and that can't raise, and tensors lifted by reference that nothing reads.
-
-    abandoned: the numbers of ops that were made in vain.
-    """
-    vain = {graph.ops[number] for numbers in abandoned for number in numbers}
-    ops = live_ops(graph.ops, graph.outputs, lambda op: (is_effect(op) or is_lookup(op)) and op not in vain)
-    needed = {*graph.outputs, *(value for op in ops for value in op.operands)}
-    mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}
-    roles = [port.role for port in graph.input_ports]
-    used = [i for i, v in enumerate(graph.inputs) if v in needed or i in mutated or roles[i] == "argument"]
-    position = {old: new for new, old in enumerate(used)}
-    ports = tuple(
-        port if port.mutates is None else replace(port, mutates=position[port.mutates]) for port in graph.output_ports
-    )
-    return replace(
-        graph,
-        inputs=tuple(graph.inputs[i] for i in used),
-        input_ports=tuple(graph.input_ports[i] for i in used),
-        ops=ops,
-        output_ports=ports,
-    )

@@ -22,10 +22,11 @@ from torch import fx
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Capture, Environment, Fallback, run_user
 from fusec.frontend.source import is_machinery, is_user_file
-from fusec.frontend.torch import Result, flatten
+from fusec.frontend.torch import flatten
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_names import Namer
 from fusec.frontend.torch_references import References
+from fusec.frontend.torch_results import Result
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.nodes import InputRole, Value
 from fusec.location import Location

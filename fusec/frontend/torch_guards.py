@@ -1,0 +1,94 @@
+"""Guards of a captured PyTorch function: what it read, the library's modes, and references that share a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.modules.module as _all_modules
+
+from fusec.frontend.capture import (
+    Conditions,
+    Environment,
+)
+from fusec.frontend.torch_references import Fetch
+
+Ambient = tuple[object, ...]
+
+
+def hooked_everywhere() -> bool:
+    """Whether a backward hook is registered for all modules."""
+    return bool(_all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchGuards:
+    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and references that share a tensor.
+
+    ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
+    """
+
+    guards: Environment
+    ambient: Ambient
+    ties: tuple[tuple[Fetch, Fetch], ...]
+    bare: tuple[tuple[int, str | None], ...]
+    graded: bool = False
+
+    @cached_property
+    def holds(self) -> Callable[[], bool]:
+        """A plain function: True while all is as it was."""
+        graded, dtype, *autocast = self.ambient
+        is_graded, default_dtype, own = torch.is_grad_enabled, torch.get_default_dtype, self.guards.holds
+        autocasts = torch._C._is_any_autocast_enabled
+        if self.ties or any(autocast) or self.graded:
+            return self._holds
+
+        def holds() -> bool:
+            if autocasts():
+                return self._holds()
+            return is_graded() is graded and default_dtype() is dtype and own()
+
+        return holds
+
+    @property
+    def conditions(self) -> Conditions:
+        """The grad mode and autocast are left to :meth:`TorchArrays.check`, which sees both."""
+        _, dtype, *autocast = self.ambient
+        if self.ties or any(autocast):
+            return Conditions((), self._holds, bare=self.bare)
+        own = self.guards.conditions
+        values = [(torch.get_default_dtype, dtype), *([(hooked_everywhere, False)] if self.graded else [])]
+        return Conditions(tuple(values), own.rest, own.guards, self.bare)
+
+    def _holds(self) -> bool:
+        hooked = self.graded and hooked_everywhere()
+        return not hooked and ambient() == self.ambient and self.guards.holds() and self._tied()
+
+    def _tied(self) -> bool:
+        try:
+            return all(one() is other() for one, other in self.ties)
+        except (AttributeError, LookupError, AssertionError, ValueError):
+            return False
+
+    def why_changed(self) -> str:
+        """The first thing found changed; empty when nothing is."""
+        if ambient() != self.ambient:
+            return f"torch's modes: were {self.ambient}, now {ambient()}"
+        if self.graded and hooked_everywhere():
+            return "every module has backward hooks"
+        if not self._tied():
+            return "two attributes that held one tensor no longer do"
+        explain = getattr(self.guards, "why_changed", None)
+        return explain() if explain is not None else ""
+
+
+def ambient() -> Ambient:
+    cpu, gpu = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_autocast_dtype("cpu") if cpu else None,
+        torch.get_autocast_dtype("cuda") if gpu else None,
+    )
