@@ -15,6 +15,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import most
 from fusec.ir.types import Dim, TensorType, contiguous_strides, fixed, u8
+from fusec.runtime.addresses import Address
 from fusec.runtime.arrays import Arrays, bytes_spanned
 from fusec.runtime.calls import first_checked
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
@@ -59,28 +60,6 @@ class Parts:
     row: RowMaker | None = None
     device: int = 0
     chain: ChainMaker | None = None
-
-
-@dataclass(frozen=True)
-class Address:
-    """An address in generated code: what the expression ``base`` gives (nothing, where it is empty) and ``offset``
-    bytes. ``field``: the address lies in memory, so many bytes after what ``base`` gives."""
-
-    base: str
-    offset: int = 0
-    field: int = 0
-
-    def __str__(self) -> str:
-        if not self.base:
-            return str(self.offset)
-        sign = "+" if self.offset > 0 else "-"
-        return f"{self.base} {sign} {abs(self.offset)}" if self.offset else self.base
-
-    def after(self, nbytes: Dim) -> Address:
-        """The address so many bytes on."""
-        if isinstance(nbytes, int):
-            return Address(self.base, self.offset + nbytes)
-        return Address(f"{self} + {spell(nbytes)}")
 
 
 def reads_and_writes(program: Program, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
