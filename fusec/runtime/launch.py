@@ -32,6 +32,7 @@ from fusec.ir.indexing import substitute
 from fusec.runtime.cache import write_whole
 from fusec.runtime.code import Scope, make_function
 
+_FILES = ("driver.h", "launch.c")
 _NAME = "fusec_launch"
 _DRIVER = "libcuda.so.1"
 _LOST = frozenset({46, 214, 219, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
@@ -215,7 +216,7 @@ def _error(code: int, name: str, text: str, doing: str) -> DeviceError:
 @cache
 def build_key() -> str:
     """Which extension this is: of this fusec, for this kind of machine."""
-    return hashlib.sha256(_source() + sysconfig.get_platform().encode()).hexdigest()[:24]
+    return hashlib.sha256(b"".join(map(_source, _FILES)) + sysconfig.get_platform().encode()).hexdigest()[:24]
 
 
 def build_of_extension() -> bytes | None:
@@ -231,8 +232,8 @@ def offer_build(key: str, build: bytes) -> None:
     _offered[key] = build
 
 
-def _source() -> bytes:
-    return Path(__file__).with_suffix(".c").read_bytes()
+def _source(name: str) -> bytes:
+    return (Path(__file__).parent / name).read_bytes()
 
 
 def _built() -> Path:
@@ -260,7 +261,8 @@ def _compile() -> bytes:
         raise TargetError(f"kernels can't be launched: there is no {missing} to build the launcher with")
     with tempfile.TemporaryDirectory() as folder:
         text, made = Path(folder) / "launch.c", Path(folder) / "launch.so"
-        text.write_bytes(_source())
+        for name in _FILES:
+            (Path(folder) / name).write_bytes(_source(name))
         flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", f"-I{header}", "-o", os.fspath(made)]
         done = subprocess.run([compiler, *flags, os.fspath(text), "-ldl"], capture_output=True, text=True)
         if done.returncode:
