@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu                 # all, writes benchmarks/results/cpu.md and cpu.json
     python -m benchmarks.cpu --only attention --quick
-    python -m benchmarks.cpu --only narrow --save DIR --target cpu:sapphirerapids   # here
-    python -m benchmarks.cpu --only narrow --load DIR --out FILE.md                 # where there is no compiler
+    python -m benchmarks.cpu --only low-precision --save DIR --target cpu:sapphirerapids   # here
+    python -m benchmarks.cpu --only low-precision --load DIR --out FILE.md                 # where there is no compiler
 
 All peers of a line run in one process in turn, on two threads, on the same random inputs; medians of rounds in
 which no other process used the machine.
@@ -42,9 +42,9 @@ from benchmarks.workloads import (
     gpt2,
     linear,
     load_time,
+    low_precision,
     memory,
     minilm,
-    narrow,
     rowwise,
     windows,
 )
@@ -55,7 +55,7 @@ from fusec.tuning.machines import known_rates
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,
     "attention": attention.rows,
-    "narrow": narrow.rows,
+    "low-precision": low_precision.rows,
     "memory": memory.rows,
     "elementwise": elementwise.rows,
     "rowwise": rowwise.rows,
@@ -79,7 +79,7 @@ counts for all. fusec keeps the memory of dropped results for the next ones, and
 call on. `compile` is torch.compile with its defaults; fusec is not tuned, and keeps no weights packed (`freeze=True`
 would).
 
-Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
+Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's matmuls at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
 Model: the cost model's time of a call, counted with this machine's rates (what `fusec doctor --measure` measures) as
 they are before and after the line's rounds, halfway; a turn's first call after the other peers' turns. Error: fusec's
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (again for more)")
     parser.add_argument("--rows", action="append", default=[], help="of convnets: rows with this in their name (again)")
     parser.add_argument("--quick", action="store_true", help="few rounds, no waiting for a quiet machine, no files")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--save", type=Path, metavar="DIR", help="compile the cases into this folder, measure nothing")
     parser.add_argument("--target", default="cpu", help="what --save compiles for")
     parser.add_argument("--load", type=Path, metavar="DIR", help="measure what --save wrote")

@@ -3,7 +3,7 @@
 ``python -m benchmarks.cuda [--only SECTION,...] [--out FILE]`` on a machine with a CUDA GPU, torch and CuPy. Peers are
 called in turn in one process with random data; the median is shown. Device times are between events, and the L2 cache
 is overwritten before each. The table says what was asked of fusec, as a multiple of a peer's rate, what part of the
-GPU's own rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is, and what the
+GPU's own rate (matmuls, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is, and what the
 cost model predicts of it.
 """
 
@@ -133,8 +133,8 @@ def compiled(function: Callable[..., Any], language: str = "") -> Callable[..., 
     return call
 
 
-def products() -> list[Row]:
-    """A linear layer with gelu in bf16, against the library's fused epilogue, and its product without any."""
+def matmuls() -> list[Row]:
+    """A linear layer with gelu in bf16, against the library's fused epilogue, and its matmul without any."""
     rows = []
     for m, k, n in ((8192, 4096, 14336), (4096, 4096, 4096), (16384, 1024, 4096)):
         x, w, b = rand(m, k), rand(n, k, scale=k**-0.5), rand(n)
@@ -154,19 +154,19 @@ def products() -> list[Row]:
 
 
 def singles() -> list[Row]:
-    """float32 products, without tf32."""
+    """float32 matmuls, without tf32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     return [
-        product("4096³", 4096, lambda x, w: x @ w),
-        product("4096³, x @ w.T", 4096, lambda x, w: x @ w.T),
-        product("2048³", 2048, lambda x, w: x @ w, naive_product),
+        matmul("4096³", 4096, lambda x, w: x @ w),
+        matmul("4096³, x @ w.T", 4096, lambda x, w: x @ w.T),
+        matmul("2048³", 2048, lambda x, w: x @ w, naive_matmul),
     ]
 
 
-def product(
+def matmul(
     name: str, n: int, function: Callable[..., Any], plain: Callable[[Any, Any, int], Call] | None = None
 ) -> Row:
-    """One product of n by n matrices; ``plain`` makes one more peer."""
+    """One matmul of n by n matrices; ``plain`` makes one more peer."""
     x, w = (torch.randn(n, n, device="cuda") for _ in range(2))
     fast = compiled(function, "cuda")
     calls: dict[str, Call] = {"cuBLAS": lambda: function(x, w), "fusec": lambda: fast(x, w)}
@@ -176,11 +176,11 @@ def product(
     rates = {peer: 2e-12 * n**3 / t for peer, t in times.items()}
     asked = {"cuBLAS": 0.95} if plain is None else {"an element a thread": 4.6}
     model = predicted(function, (x, w), "cuda") / times["fusec"]
-    return Row(f"float32 product {name}", rates, "TFLOP/s", asked, gpu_target("cuda:0").single_flops * 1e-12, model)
+    return Row(f"float32 matmul {name}", rates, "TFLOP/s", asked, gpu_target("cuda:0").single_flops * 1e-12, model)
 
 
-def naive_product(x: Any, w: Any, n: int) -> Call:
-    """The product by a kernel whose threads compute an element each."""
+def naive_matmul(x: Any, w: Any, n: int) -> Call:
+    """The matmul by a kernel whose threads compute an element each."""
     a, b, c = (cupy.from_dlpack(t) for t in (x, w, torch.empty(n, n, device="cuda")))
     kernel = cupy.RawKernel(NAIVE, "naive")
     stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
@@ -250,7 +250,7 @@ def by_warps() -> list[Row]:
 
 
 def from_host() -> list[Row]:
-    """64 products of 2048×2048 float32 with one matrix, from and to NumPy arrays."""
+    """64 matmuls of 2048×2048 float32 with one matrix, from and to NumPy arrays."""
     batch, n = 64, 2048
     rng = np.random.default_rng(0)
     pageable, w = rng.standard_normal((batch, n, n), np.float32), rng.standard_normal((n, n), np.float32)
@@ -285,7 +285,7 @@ def from_host() -> list[Row]:
         }
         slower = {"slower of link and compute": max(limits.values())}
         asked = {"copy, compute, copy": 1.5, "slower of link and compute": 0.9}
-        rows.append(Row(f"64 products of 2048² from {name} memory", wall_times(calls) | limits | slower, "s", asked))
+        rows.append(Row(f"64 matmuls of 2048² from {name} memory", wall_times(calls) | limits | slower, "s", asked))
     return rows
 
 
@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of sections, separated by commas")
     options = parser.parse_args()
     rows = []
-    for section in (products, attentions, singles, by_warps, pointwise, from_host, launches):
+    for section in (matmuls, attentions, singles, by_warps, pointwise, from_host, launches):
         if options.only and section.__name__ not in options.only.split(","):
             continue
         made = section()

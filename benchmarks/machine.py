@@ -30,7 +30,7 @@ class Machine:
     """last_cache: bytes of the cache before main memory.
 
     flops: single-precision operations a second, all threads together. bandwidth: bytes read and written a second.
-    units: operations a second of products, by what multiplies (``bf16``, ``i8``: vectors; ``bf16 tiles``: AMX).
+    units: operations a second of matmuls, by what multiplies (``bf16``, ``i8``: vectors; ``bf16 tiles``: AMX).
     """
 
     model: str
@@ -126,7 +126,7 @@ def _in_threads(threads: int, work: Callable[[int], object]) -> float:
 
 
 def _peak_flops(threads: int, width: int) -> tuple[float, str]:
-    """Operations a second of register-only multiply-adds, or of the best matrix product where there is no compiler."""
+    """Operations a second of register-only multiply-adds, or of the best matmul where there is no compiler."""
     kernel = _fma_kernel()
     if kernel is not None:
         steps = 2_000_000
@@ -134,7 +134,7 @@ def _peak_flops(threads: int, width: int) -> tuple[float, str]:
         return threads * steps * _CHAINS * (width // 4) * 2 / seconds, "multiply-adds on registers"
     a = torch.randn(2048, 2048)
     best = min(_seconds(lambda: torch.mm(a, a)) for _ in range(10))
-    return 2 * 2048**3 / best, "the best matrix product, 2048³"
+    return 2 * 2048**3 / best, "the best matmul, 2048³"
 
 
 def _fma_kernel() -> Callable[[int, float, float], float] | None:

@@ -167,7 +167,7 @@ def _machine_lines(machine: Machine) -> list[str]:
         f"- {machine.caches}; memory {machine.memory}",
         f"- limits, measured: {machine.flops / 1e9:.0f} GFLOP/s single precision ({machine.flops_from}), "
         f"{machine.bandwidth / 1e9:.1f} GB/s read and written (a copy), all {machine.threads} threads",
-        *([f"- narrow products, measured with operands in L1: {units}"] if units else []),
+        *([f"- low-precision matmuls, measured with operands in L1: {units}"] if units else []),
         f"- {packages}",
     ]
 

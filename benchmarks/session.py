@@ -49,7 +49,7 @@ class Case:
 
     peers: by name, fusec among them. targets: against their medians. function, args: what fusec was given, as
     written. exact: its result in float64. checked: peers whose error is shown, the code as written first.
-    flops, nbytes: the least that the work needs. multiplies: the type of its products. unit: of the table,
+    flops, nbytes: the least that the work needs. multiplies: the type of its matmuls. unit: of the table,
     scale: units a second.
     """
 

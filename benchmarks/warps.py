@@ -104,13 +104,13 @@ def best_of_triton(function: Callable[..., Any], arguments: tuple[Any, ...], tim
 
 def rows(times: Times) -> list[Row]:
     """bf16 matmuls, and attention with heads of 128 and 64."""
-    made = [product("4096³", 4096, 4096, times), product("4096×4096×4097", 4096, 4097, times)]
+    made = [matmul("4096³", 4096, 4096, times), matmul("4096×4096×4097", 4096, 4097, times)]
     for depth, heads, causal in ((128, 16, True), (128, 16, False), (64, 32, True)):
         made.append(attention(depth, heads, causal, times))
     return made
 
 
-def product(name: str, n: int, k: int, times: Times) -> Row:
+def matmul(name: str, n: int, k: int, times: Times) -> Row:
     x, w = (torch.randn(n, k, device="cuda").to(torch.bfloat16) for _ in range(2))
     function: Callable[..., Any] = torch.nn.functional.linear
     fast = by_warps(function, x, w)
@@ -121,7 +121,7 @@ def product(name: str, n: int, k: int, times: Times) -> Row:
     }
     found = times(calls)
     rates = {peer: 2e-12 * n * n * k / t for peer, t in found.items()}
-    return f"bf16 product by warps, {name}", rates, "TFLOP/s", predicted_seconds(fast.program) / found["fusec"]
+    return f"bf16 matmul by warps, {name}", rates, "TFLOP/s", predicted_seconds(fast.program) / found["fusec"]
 
 
 def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:

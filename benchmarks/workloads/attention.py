@@ -1,4 +1,4 @@
-"""Attention written out in plain PyTorch: product, scale, mask, softmax, product."""
+"""Attention written out in plain PyTorch: matmul, scale, mask, softmax, matmul."""
 
 from __future__ import annotations
 

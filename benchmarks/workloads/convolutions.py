@@ -31,31 +31,31 @@ class Work:
     model: bool = False
 
 
-def image(n: int, c: int, *places: int, dtype: torch.dtype = BF16, last: bool = True) -> Any:
-    made = torch.randn(n, c, *places, device="cuda", dtype=dtype)
-    return made.to(memory_format=torch.channels_last) if last and len(places) == 2 else made
+def image(n: int, c: int, *pixels: int, dtype: torch.dtype = BF16, last: bool = True) -> Any:
+    made = torch.randn(n, c, *pixels, device="cuda", dtype=dtype)
+    return made.to(memory_format=torch.channels_last) if last and len(pixels) == 2 else made
 
 
-def block(n: int, c: int, places: int, columns: int, size: int, stride: int = 1, dtype: torch.dtype = BF16) -> Work:
-    out = -(-places // stride)
+def block(n: int, c: int, pixels: int, columns: int, size: int, stride: int = 1, dtype: torch.dtype = BF16) -> Work:
+    out = -(-pixels // stride)
     module = ConvNormAct(c, columns, size, stride).cuda().to(dtype).eval().to(memory_format=torch.channels_last)
     flops = 2.0 * n * out**2 * columns * c * size**2
-    moved = (n * c * places**2 + n * columns * out**2) * dtype.itemsize
-    name = f"conv{size}×{size}/{stride}+bn+relu {n}×{c}×{places}²→{columns}{' f32' if dtype.itemsize == 4 else ''}"
-    return Work(name, module, lambda: (image(n, c, places, places, dtype=dtype),), flops, moved)
+    moved = (n * c * pixels**2 + n * columns * out**2) * dtype.itemsize
+    name = f"conv{size}×{size}/{stride}+bn+relu {n}×{c}×{pixels}²→{columns}{' f32' if dtype.itemsize == 4 else ''}"
+    return Work(name, module, lambda: (image(n, c, pixels, pixels, dtype=dtype),), flops, moved)
 
 
-def depthwise(n: int, c: int, places: int, size: int, stride: int) -> Work:
-    out = -(-places // stride)
+def depthwise(n: int, c: int, pixels: int, size: int, stride: int) -> Work:
+    out = -(-pixels // stride)
     weight = torch.randn(c, 1, size, size, device="cuda", dtype=BF16) / size
     bias = torch.randn(c, device="cuda", dtype=BF16)
 
     def run(x: Any) -> Any:
         return F.conv2d(x, weight, bias, stride, size // 2, 1, c)
 
-    moved = 2.0 * n * c * (places**2 + out**2)
+    moved = 2.0 * n * c * (pixels**2 + out**2)
     return Work(
-        f"depthwise {size}×{size}/{stride} {n}×{c}×{places}²", run, lambda: (image(n, c, places, places),), 0.0, moved
+        f"depthwise {size}×{size}/{stride} {n}×{c}×{pixels}²", run, lambda: (image(n, c, pixels, pixels),), 0.0, moved
     )
 
 
@@ -165,9 +165,9 @@ def blocks() -> Iterator[Work]:
         ("nearest ×2 + 3×3", lambda: Up(256), (1, 256, 256)),
         ("YOLO block", lambda: Csp(128), (16, 128, 80)),
     )
-    for name, make, (n, c, places) in made:
+    for name, make, (n, c, pixels) in made:
         module = trained(make()).cuda().to(BF16).to(memory_format=torch.channels_last)
-        yield Work(f"{name} {n}×{c}×{places}²", module, lambda n=n, c=c, h=places: (image(n, c, h, h),))
+        yield Work(f"{name} {n}×{c}×{pixels}²", module, lambda n=n, c=c, h=pixels: (image(n, c, h, h),))
 
 
 def models(names: set[str]) -> Iterator[Work]:

@@ -132,12 +132,12 @@ def token(name: str) -> Case:
 
 
 def placed(name: str) -> Case:
-    """Each peer has keys and values of its own; all write the same place again and again."""
+    """Each peer has keys and values of its own; all write the same position again and again."""
     example = _example()
     module = example.load(example.Config(), DTYPES[name])
     module(words(PROMPT), torch.arange(PROMPT))
     args = (words(1), torch.tensor([PROMPT]))
-    work = f"GPT-2 {name}, a token at place {PROMPT} of 1024 allocated"
+    work = f"GPT-2 {name}, a token at position {PROMPT} of 1024 allocated"
     return _case(work, name, torch_peers(module, args), module, args, 1)
 
 

@@ -39,7 +39,7 @@ def case(m: int, k: int, n: int) -> Case:
     x = torch.randn(m, k)
     weight, bias = module.linear.weight.data, module.linear.bias.data
     peers = {
-        "product alone": Peer(F.linear, (x, weight)),
+        "matmul alone": Peer(F.linear, (x, weight)),
         **torch_peers(module, (x,)),
         **jax_peer(_in_jax, (x, weight, bias)),
     }

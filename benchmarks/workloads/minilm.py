@@ -13,7 +13,7 @@ from benchmarks.workloads.model import TEXTS, TOKENS, example, inputs
 
 
 def flops() -> float:
-    """Multiply-adds of all products, times two."""
+    """Multiply-adds of all matmuls, times two."""
     m = example()
     rows = TEXTS * TOKENS
     dense = 4 * m.WIDTH * m.WIDTH + 2 * m.WIDTH * m.HIDDEN

@@ -54,15 +54,15 @@ def cudnn_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
         return library_attention(q, k, v, causal)
 
 
-def attention(n: int, heads: int, places: int, width: int, causal: bool) -> Step:
+def attention(n: int, heads: int, positions: int, width: int, causal: bool) -> Step:
     def plain(q: Any, k: Any, v: Any) -> Any:
         return plain_attention(q, k, v, causal)
 
     return Step(
-        f"attention {'causal' if causal else 'full'} {n}×{heads}×{places} D{width}",
+        f"attention {'causal' if causal else 'full'} {n}×{heads}×{positions} D{width}",
         plain,
-        lambda: tuple(random(n, heads, places, width) for _ in range(3)),
-        flops=7 * 2.0 * n * heads * places**2 * width / (2 if causal else 1),
+        lambda: tuple(random(n, heads, positions, width) for _ in range(3)),
+        flops=7 * 2.0 * n * heads * positions**2 * width / (2 if causal else 1),
         library=lambda q, k, v: cudnn_attention(q, k, v, causal),
     )
 
@@ -113,9 +113,9 @@ class Layer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Any) -> Any:
-        n, places, width = x.shape
-        heads = [t.view(n, places, self.heads, -1).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1)]
-        x = x + self.out(self.attend(*heads, True).transpose(1, 2).reshape(n, places, width))
+        n, positions, width = x.shape
+        heads = [t.view(n, positions, self.heads, -1).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1)]
+        x = x + self.out(self.attend(*heads, True).transpose(1, 2).reshape(n, positions, width))
         return x + self.narrow(F.gelu(self.wide(self.between(x)), approximate="tanh"))
 
 
@@ -124,19 +124,19 @@ class Gpt2(nn.Module):
 
     def __init__(self, layers: int, attend: Function, width: int = 768, heads: int = 12, words: int = 50304) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(1024, width)
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(1024, width)
         self.layers = nn.Sequential(*(Layer(width, heads, attend) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, ids: Any, target: Any) -> Any:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        x = self.words(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         return F.cross_entropy(self.head(self.norm(self.layers(x))).flatten(0, 1).float(), target.flatten())
 
 
-def gpt2(layers: int, n: int, places: int, kind: str, attend: Function) -> Step:
-    ids = (n, places)
+def gpt2(layers: int, n: int, positions: int, kind: str, attend: Function) -> Step:
+    ids = (n, positions)
     return Step(
-        f"GPT-2 {layers} layers {n}×{places} {kind}, AdamW",
+        f"GPT-2 {layers} layers {n}×{positions} {kind}, AdamW",
         Gpt2(layers, attend).cuda().to(BF16),
         lambda: tuple(torch.randint(0, 50257, ids, device="cuda") for _ in range(2)),
         optimizer=True,

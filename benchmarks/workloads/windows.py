@@ -17,7 +17,7 @@ SIZES = ((10, 20, 1000, 20), (64, 128, 20000, 32))
 """Rows of ``a``, columns of ``a``, columns of ``b``, columns of a window."""
 
 
-def products(width: int) -> Callable[[Any, Any], Any]:
+def windows_of_matmul(width: int) -> Callable[[Any, Any], Any]:
     """a [m, k] times each window of ``width`` columns of b [k, n]: [n - width + 1, m, width]."""
 
     def windows_product(a: Any, b: Any) -> Any:
@@ -37,7 +37,7 @@ def case(m: int, k: int, n: int, width: int) -> Case:
     random = np.random.default_rng(0)
     a = random.standard_normal((m, k), np.float32)
     b = random.standard_normal((k, n), np.float32)
-    function = products(width)
+    function = windows_of_matmul(width)
     flops, written = 2.0 * m * k * n, 4.0 * (n - width + 1) * m * width
     return Case(
         f"sliding windows f32 {m}×{k}×{n} w{width}",
@@ -49,5 +49,5 @@ def case(m: int, k: int, n: int, width: int) -> Case:
         checked=("NumPy", FUSEC),
         flops=flops,
         nbytes=4.0 * (m * k + k * n) + written,
-        notes=(f"limit: the product once, {flops / 1e6:.1f} Mflop, and {written / 1e6:.1f} MB written",),
+        notes=(f"limit: the matmul once, {flops / 1e6:.1f} Mflop, and {written / 1e6:.1f} MB written",),
     )

@@ -24,9 +24,9 @@ from benchmarks.workloads import (
     gpt2,
     gpu,
     linear,
+    low_precision,
     memory,
     minilm,
-    narrow,
     rowwise,
     windows,
 )
@@ -40,7 +40,7 @@ TARGETS = (*CPUS, *GPUS)
 
 RANDOM_GRAPHS = 40
 
-_WORKLOADS = (linear, attention, narrow, memory, elementwise, rowwise, windows, minilm, bert, gpt2)
+_WORKLOADS = (linear, attention, low_precision, memory, elementwise, rowwise, windows, minilm, bert, gpt2)
 _NOWHERE = Machine("", "", "", 0, 0, "", 0, "", "", {}, 0.0, "", 0.0)
 
 

@@ -107,11 +107,11 @@ def cuda_works() -> dict[str, tuple[Any, list[tuple[tuple[int, ...], torch.dtype
         ("4096³, x @ w.T", 4096, lambda x, w: x @ w.T),
         ("2048³", 2048, torch.matmul),
     ):
-        found[f"float32 product {name}"] = function, [((n, n), single)] * 2, 2.0 * n**3, IN_CUDA
+        found[f"float32 matmul {name}"] = function, [((n, n), single)] * 2, 2.0 * n**3, IN_CUDA
     linear: Any = torch.nn.functional.linear
     for name, k in (("4096³", 4096), ("4096×4096×4097", 4097)):
         operands = [((4096, k), half)] * 2
-        found[f"bf16 product by warps, {name}"] = linear, operands, 2.0 * 4096 * 4096 * k, BY_WARPS
+        found[f"bf16 matmul by warps, {name}"] = linear, operands, 2.0 * 4096 * 4096 * k, BY_WARPS
     shape = ((16384, 8192), half)
     row = ((8192,), half)
     size = 16384.0 * 8192

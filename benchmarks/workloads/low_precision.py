@@ -1,4 +1,4 @@
-"""Products of bf16 and int8: linear layers, products of few rows, and attention in bf16, written as users do."""
+"""Matmuls of bf16 and int8: linear layers, matmuls of few rows, and attention in bf16, written as users do."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def linear(m: int, k: int, n: int) -> Case:
     wide = copy.deepcopy(module).double()
     return Case(
         f"linear+bias+gelu bf16 {m}×{k}×{n}",
-        {"product alone": Peer(F.linear, (x, module.linear.weight)), **torch_peers(module, (x,))},
-        [Faster(2.5, ("eager", "compile")), Faster(1.2, ("product alone",))],
+        {"matmul alone": Peer(F.linear, (x, module.linear.weight)), **torch_peers(module, (x,))},
+        [Faster(2.5, ("eager", "compile")), Faster(1.2, ("matmul alone",))],
         module,
         (x,),
         exact=lambda: wide(x.double()).numpy(),
@@ -73,14 +73,14 @@ def int8(m: int, k: int, n: int) -> Case:
     torch.manual_seed(0)
     module = OfBytes(k, n)
     x = torch.randint(-128, 128, (m, k), dtype=torch.int8)
-    products = (x.double(), module.weight.double(), module.scale.double(), module.bias.double())
+    operands = (x.double(), module.weight.double(), module.scale.double(), module.bias.double())
     return Case(
         f"linear int8 {m}×{k}×{n}",
         {"f32": Peer(F.linear, (torch.randn(m, k), torch.randn(n, k), module.bias)), **torch_peers(module, (x,))},
         [Faster(4.0, ("f32",))],
         module,
         (x,),
-        exact=lambda: (F.linear(*products[:2]) * products[2] + products[3]).numpy(),
+        exact=lambda: (F.linear(*operands[:2]) * operands[2] + operands[3]).numpy(),
         flops=2.0 * m * k * n,
         multiplies="i8",
         nbytes=1.0 * (m * k + n * k) + 4.0 * m * n,
