@@ -60,7 +60,7 @@ class _Gemv:
 
     def lower(self) -> LoweredGroup:
         s, matmuls = self.schedule, self.matmuls
-        sums = [[self._sums(p, v) for v in range(self.vectors)] for p in range(len(matmuls.ops))]
+        sums = [[self._sums() for _ in range(self.vectors)] for _ in matmuls.ops]
         block = (Iter(self.li, s.lines), Iter(self.ki, s.depth))
         zero = Const(0.0 if matmuls.dtype.is_float else 0, matmuls.dtype)
         code: list[Statement] = []
@@ -118,7 +118,7 @@ class _Gemv:
         code += before
         return element
 
-    def _sums(self, number: int, vector: int) -> Load:
+    def _sums(self) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
         buffer = Buffer(self.context.unique("sums"), self.matmuls.dtype, shape, (shape[1], 1), "tile")
         return Load(buffer, (self.li, self.ki))
