@@ -23,8 +23,8 @@ def test_causal_attention() -> None:
         """,
         """
         graph @g(%q: f32[2, 4, 6, 16], %k: f32[2, 4, 8, 16], %v: f32[2, 4, 8, 12]) {
-          %o_products = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 4, 6, 8]        // model.py:5
-          %o_scores = mul(%o_products, f32(0.25)) : f32[2, 4, 6, 8]        // model.py:5
+          %o_raw_scores = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 4, 6, 8]        // model.py:5
+          %o_scores = mul(%o_raw_scores, f32(0.25)) : f32[2, 4, 6, 8]        // model.py:5
           %o_i = iota() {axis=0} : i64[6, 1]        // model.py:5
           %o_j = iota() {axis=1} : i64[1, 8]        // model.py:5
           %o_causal = le(%o_j, %o_i) : bool[6, 8]        // model.py:5
