@@ -23,21 +23,19 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
-    floordiv,
     is_at_least,
     is_below,
     maximum,
     minimum,
-    mod,
-    mul,
     product,
     sub,
     symbol,
 )
-from fusec.ir.indexing import last
+from fusec.ir.indexing import last, needs_int64
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, bool_, i32, i64
 from fusec.passes.subscripts import fill_symbols
+from fusec.tile.integers import ARITHMETIC, applied
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
 from fusec.tile.views import Subscripts, broadcast_index, pure, view_index
 
@@ -206,41 +204,23 @@ class Inliner:
         return Apply("select", (condition, value, self.at(fill, ())), value.dtype)
 
 
-_ARITHMETIC: Mapping[str, Callable[[Index, Index], Index]] = {
-    "add": add,
-    "sub": sub,
-    "mul": mul,
-    "floordiv": floordiv,
-    "remainder": mod,
-    "maximum": maximum,
-    "minimum": minimum,
-}
-"""Of integers, as index expressions have it."""
-
-
 def _index_of(e: ScalarExpr) -> Index | None:
     """The index expression that integer arithmetic on positions comes to; None for what is made of data, and where a
     number might not fit 32 bits."""
     if e.dtype not in (i32, i64):
         return None
-    found: Index | None = None
     match e:
-        case IndexValue(index=position):
-            found = position
-        case Const(value=int() as number):
-            found = number
+        case IndexValue(index=found) if not needs_int64(found):
+            return found
+        case Const(value=int() as number) if not needs_int64(number):
+            return number
         case Apply("cast", (part,)):
-            found = _index_of(part)
-        case Apply(name, (a, b)) if name in _ARITHMETIC:
-            first, second = _index_of(a), _index_of(b)
-            divides = name in ("floordiv", "remainder")
-            if first is None or second is None or (divides and not (isinstance(second, int) and second > 0)):
-                return None
-            if name == "mul" and not isinstance(first, int) and not isinstance(second, int):
-                return None
-            found = _ARITHMETIC[name](first, second)
-    fits = found is not None and is_at_least(found, -(2**31)) and is_below(found, 2**31)
-    return found if fits else None
+            return _index_of(part)
+        case Apply(name, args) if name in ARITHMETIC:
+            parts = [_index_of(a) for a in args]
+            known = [p for p in parts if p is not None]
+            return applied(name, known) if len(known) == len(parts) else None
+    return None
 
 
 def _decided(e: Apply) -> ScalarExpr | None:
@@ -256,7 +236,7 @@ def _decided(e: Apply) -> ScalarExpr | None:
             if is_at_least(sub(first, second), 0):
                 return Const(e.op == "ge", bool_)
             return Const(e.op == "lt", bool_) if is_below(sub(first, second), 0) else None
-        case Apply(name) if name in _ARITHMETIC:
+        case Apply(name) if name in ARITHMETIC:
             position = _index_of(e)
             return Const(position, e.dtype) if isinstance(position, int) else None
     return None

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 
-from fusec.ir.index import Index, Symbol, bounds, mul, sub, symbols_of
+from fusec.ir.index import Index, Symbol, bounds, sub, symbols_of
 from fusec.ir.indexing import coefficient, needs_int64, substitute
 from fusec.ir.types import f32
+from fusec.tile.integers import applied
 from fusec.tile.scalar import (
     Apply,
     Buffer,
@@ -31,7 +32,7 @@ _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "
 
 
 def as_indices(e: ScalarExpr) -> ScalarExpr:
-    """Sums, differences and multiples of indices as one index, where 32 bits hold it: ``i64(a) - i64(b) ⇒ a - b``."""
+    """Integer arithmetic on indices as one index, where 32 bits hold it: ``i64(a) - i64(b) ⇒ a - b``."""
     return rewrite_upward(e, _as_index)
 
 
@@ -39,17 +40,8 @@ def _as_index(e: Apply) -> ScalarExpr:
     if not e.dtype.is_integer or len(e.args) > 2 or not all(isinstance(a, IndexValue | Const) for a in e.args):
         return e
     parts = [a.index if isinstance(a, IndexValue) else int(a.value.real) for a in e.args]  # type: ignore[union-attr]
-    made = None
-    match e.op:
-        case "add":
-            made = parts[0] + parts[1]
-        case "sub":
-            made = sub(parts[0], parts[1])
-        case "neg":
-            made = sub(0, parts[0])
-        case "mul" if any(isinstance(p, int) for p in parts):
-            made = mul(parts[0], parts[1])
-    return e if made is None or needs_int64(made) else IndexValue(made, e.dtype)
+    made = applied(e.op, parts)
+    return e if made is None else IndexValue(made, e.dtype)
 
 
 def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
