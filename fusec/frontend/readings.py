@@ -65,8 +65,8 @@ class Readings:
         self.noted.append(number)
         if self._expected is None:
             return number
-        number = len(self.noted) - 1
-        known = self._expected[number] if number < len(self._expected) else None
+        position = len(self.noted) - 1
+        known = self._expected[position] if position < len(self._expected) else None
         if isinstance(known, _NUMBERS):
             if not _is_same(known, number):
                 raise self.refuse("what the library tells differs from run to run")
@@ -115,12 +115,12 @@ def over_range(samples: Sequence[tuple[Bindings, Sequence[Number]]], symbols: Se
         raise DimensionError("what the function asks the library depends on the integers")
     fit = Fit([extents for extents, _ in samples], symbols)
     found: list[Index | Number] = []
-    for number, column in enumerate(zip(*rows, strict=True)):
+    for position, column in enumerate(zip(*rows, strict=True)):
         if all(_is_same(column[0], number) for number in column):
             found.append(column[0])
         elif all(type(number) is int for number in column):
             expression = fit.index([int(n) for n in column if isinstance(n, int)])
-            found.append(symbol(f"unknown{number}", None, None) if expression is None else expression)
+            found.append(symbol(f"unknown{position}", None, None) if expression is None else expression)
         else:
             raise DimensionError(f"what the library tells the function depends on the integers: {column[0]}")
     return found

@@ -92,6 +92,11 @@ def _with_channels_last(attributes: ExternAttributes) -> Prepared:
     return call
 
 
+def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of the library call, as the library gives them (strides too), for torch tensors or arrays."""
+    return prepare(attributes)(*operands)
+
+
 def _spelled(value: Any, scope: Scope) -> str:
     """An argument as an expression: operands by position, literals as they are."""
     if isinstance(value, Operand):

@@ -16,17 +16,13 @@ from fusec.errors import FusecError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType, f32, i64
-from fusec.runtime.library import Operand, ResultsDifferError, parse_arguments, prepare
+from fusec.runtime.library import Operand, ResultsDifferError, parse_arguments, prepare, run_extern
 
 T = TensorType(f32, (3,))
 
 
 def round_trip(*args, **kwargs):
     return parse_arguments(format_arguments(args, kwargs, []))
-
-
-def run_extern(attributes, operands):
-    return prepare(attributes)(*operands)
 
 
 @pytest.mark.parametrize(
