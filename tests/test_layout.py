@@ -100,3 +100,10 @@ def test_no_private_name_is_imported() -> None:
 def test_what_is_private() -> None:
     text = "from fusec.a import _b, c, __version__\nimport fusec._d\nfrom torch._e import f\nimport fusec.g\n"
     assert list(private_imports(text)) == ["fusec.a._b", "fusec._d"]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_one_librarys_capture_does_not_import_the_others(library: str) -> None:
+    other = {"numpy": "torch", "torch": "numpy"}[library]
+    for path in (ROOT / "fusec" / "frontend").glob(f"{library}*.py"):
+        assert f"fusec.frontend.{other}" not in path.read_text(), path.name
