@@ -277,7 +277,7 @@ def test_two_products_in_the_scores() -> None:
         "%z = add(%s, %s2) : f32[2, 3, 9, 11]",
         inputs=f"{INPUTS}, %r: f32[2, 3, 9, 6]",
     )
-    declined(text, "2 products of the scores' size")
+    declined(text, "2 dots of the scores' size")
 
 
 def test_the_second_product_contracts_the_queries() -> None:
