@@ -61,7 +61,8 @@ class AttentionGroup(Attributes):
     product: queries by keys. scores: the softmax's argument, made of it. axis: of the scores, that is normalised.
     normalized: ``exp(scores - max) / sum``. result: the second product, whose operand number ``weights_side`` the
     normalized scores are, cast or viewed. sink: a logit beside those of a row's keys, broadcast along the axis, which
-    takes its share of the weights. guarded: weights are 0, not NaN, where all scores of a row are -inf.
+    takes its share of the weights. guarded: weights are 0, not NaN, where all scores of a row are -inf. row_max,
+    row_sum: of each row the maximum and the sum of exponentials, where they are results too.
     """
 
     product: Value
@@ -72,6 +73,8 @@ class AttentionGroup(Attributes):
     weights_side: int
     sink: Value | None = None
     guarded: bool = False
+    row_max: Value | None = None
+    row_sum: Value | None = None
 
 
 @dataclass(frozen=True)

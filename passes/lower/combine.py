@@ -50,8 +50,11 @@ class Parts:
         return (part, *(i.var for i in self.others), row)
 
 
-def combine(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list[Statement], Iter, ScalarExpr]:
-    """Code that combines the parts of row ``row``; the iterator of the one row, and the result at it and ``value``.
+def combine(
+    parts: Parts, row: Symbol, value: Iter, *, guarded: bool
+) -> tuple[list[Statement], Iter, ScalarExpr, tuple[Load, Load]]:
+    """Code that combines the parts of row ``row``; the iterator of the one row, the result at it and ``value``, and the
+    row's maximum and sum.
 
     guarded: see :func:`fusec.tile.attention.mean_of`.
     """
@@ -82,7 +85,8 @@ def combine(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[l
             Apply("mul", (weight, Load(parts.out, (*index, value.var))), d),
         ),
     ]
-    return code, one, mean_of(Load(out, (one.var, value.var)), Load(row_sum, at), guarded=guarded)
+    mean = mean_of(Load(out, (one.var, value.var)), Load(row_sum, at), guarded=guarded)
+    return code, one, mean, (Load(top, at), Load(row_sum, at))
 
 
 def times(a: ScalarExpr, factor: float) -> ScalarExpr:

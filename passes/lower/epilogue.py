@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedKind
@@ -24,8 +24,9 @@ def epilogue_stores(
     shift: dict[Symbol, Index],
     domain: tuple[Iter, ...],
     accumulators: Sequence[ScalarExpr],
+    others: Collection[Value] = (),
 ) -> list[Store]:
-    """The stores of every output, over what holds the results of the anchors ``ops`` at their index ``point``.
+    """The stores of every output but ``others``, over what holds the results of the anchors ``ops`` at index ``point``.
 
     ``point`` is in tight symbols, which ``shift`` turns into block and position in the block.
     """
@@ -38,6 +39,8 @@ def epilogue_stores(
     ]
     stores: list[Store] = []
     for value in context.body.outputs:
+        if value in others:
+            continue
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the {kind}'s result")
         at = position_at(group.position[value], group, point)

@@ -16,11 +16,14 @@ from fusec.tile.scalar import Apply, Const, Load, ScalarExpr
 
 @dataclass(frozen=True)
 class Score:
-    """A block's scores, ``value * factor``. huge: they may be far beyond products of queries and keys."""
+    """A block's scores, ``value * factor``. huge: they may be far beyond products of queries and keys. exact: a query's
+    sums belong to its maximum, however little that grows; scores are then taken for huge.
+    """
 
     value: ScalarExpr
     factor: float
     huge: bool
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def online_softmax(
     )
     found = higher if score.huge else times(higher, score.factor * LOG2E)
     power = (exp_of if score.huge else exp2_of)(row_max, shift)
-    growth = Const(GROWTH / LOG2E if score.huge else GROWTH, d)
+    growth = Const(0.0 if score.exact else GROWTH / LOG2E if score.huge else GROWTH, d)
     if score.huge:
         weights_of = SoftmaxExp(
             keys, queries, weights, row_sum, Apply("sub", (score.value, shift), d), LOG2E, None, prefetch

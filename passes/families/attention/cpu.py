@@ -7,11 +7,10 @@ softmax's maximum and sum are lane by lane and both products read keys and value
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, last, most
-from fusec.ir.nodes import Op
+from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.bounds import KeyTest, key_tests
@@ -84,7 +83,8 @@ class _Attention:
         self.match, self.e = elements_of(context)
         match = self.match
         self.dtype: DType = accumulator_dtype(match.score_dot)
-        self.huge = may_be_huge(self.e.score)
+        self.exact = gives_rows(match)
+        self.huge = self.exact or may_be_huge(self.e.score)
         shape = match.value_dot.result.type.shape
         e, s = self.e, schedule
         self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
@@ -143,7 +143,7 @@ class _Attention:
         ]
         blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
         if s.split == 1:
-            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, row_sum)))
+            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, row_max, row_sum)))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=span.skipped)
         parts = Parts(self.context, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
         loads = (*(Load(b, (self.qi,)) for b in (row_max, row_sum)), Load(out, (self.dv, self.qi)))
@@ -198,7 +198,8 @@ class _Attention:
         state = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         acc = Load(out, (self.dv, self.qi))
         rows = Iter.over(self.dv, self.values)
-        code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state, acc, rows)
+        score = Score(base, factor, self.huge, self.exact)
+        code += online_softmax(self.block, self.lanes, score, raw, state, acc, rows)
         code += stage_value
         code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
         return code
@@ -228,10 +229,13 @@ class _Attention:
         tile = self.tile(name, rows.extent, columns.extent)
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
-    def _stores(self, out: Buffer, row_sum: Buffer) -> list[Store]:
-        mean = mean_of(Load(out, (self.dv, self.qi)), Load(row_sum, (self.qi,)), guarded=self.match.guarded)
+    def _stores(self, out: Buffer, *rows: Buffer) -> list[Store]:
+        row_max, row_sum = (Load(b, (self.qi,)) for b in rows)
+        mean = mean_of(Load(out, (self.dv, self.qi)), row_sum, guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
-        return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
+        stores = attention_stores(self.context, self.match, self.e.point, self.shift, domain, mean)
+        state = row_max, row_sum
+        return [*stores, *row_stores(self.context, self.match, self.e, self.shift, self.live_lanes, state)]
 
 
 def data_tests(e: Elements) -> list[KeyTest]:
@@ -251,14 +255,50 @@ def find_keys(
 
 def attention_stores(
     context: LoweringContext,
-    value_dot: Op,
+    match: AttentionParts,
     point: tuple[Symbol, ...],
     shift: dict[Symbol, Index],
     domain: tuple[Iter, ...],
     mean: ScalarExpr,
 ) -> list[Store]:
-    """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
-    return epilogue_stores(context, "attention", [value_dot], point, shift, domain, [mean])
+    """The stores of every output but rows' own; ``mean`` is the attention's result at ``point`` after ``shift``."""
+    others = [v for v in (match.row_max, match.row_sum) if v is not None]
+    return epilogue_stores(context, "attention", [match.value_dot], point, shift, domain, [mean], others)
+
+
+def row_stores(
+    context: LoweringContext,
+    match: AttentionParts,
+    e: Elements,
+    shift: dict[Symbol, Index],
+    rows: Iter,
+    state: tuple[Load, Load],
+) -> list[Store]:
+    """The stores of each row's maximum and sum of exponentials, which ``state`` holds, where they are results.
+
+    Where all scores of a row are -inf the sum is NaN, and so is the maximum of scores of which one is NaN.
+    """
+    row_max, row_sum = state
+    dtype, nothing = row_max.dtype, Const(nan, row_max.dtype)
+    hidden, full = (Apply("eq", (row_max, Const(x, dtype)), bool_) for x in (-inf, inf))
+    broken = Apply("ne", (row_sum, row_sum), bool_)
+    largest = Apply("select", (full, row_max, nothing), dtype)
+    values = (
+        (match.row_max, Apply("select", (broken, largest, row_max), dtype)),
+        (match.row_sum, Apply("select", (hidden, nothing, row_sum), dtype)),
+    )
+    stores: list[Store] = []
+    for value, element in values:
+        if value is not None:
+            kept = value.type.rank == len(e.row)
+            at = [i for a, i in enumerate(e.row) if kept or a != match.axis]
+            stores.append(Store((rows,), context.buffers[value], tuple(substitute(i, shift) for i in at), element))
+    return stores
+
+
+def gives_rows(match: AttentionParts) -> bool:
+    """Whether a row's maximum or sum of exponentials is a result, too."""
+    return match.row_max is not None or match.row_sum is not None
 
 
 def first_state(e: Elements, row_max: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
@@ -294,9 +334,10 @@ def finish_parts(
     """The kernel whose tasks leave parts, and the one that combines them, a row of the result at a time."""
     queries = match.value_dot.result.type.shape[e.query_axis]
     number = symbol("row", 0, last(queries))
-    code, one, mean = combine(parts, number, value, guarded=match.guarded)
+    code, one, mean, state = combine(parts, number, value, guarded=match.guarded)
     shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
-    stores = attention_stores(context, match.value_dot, e.point, shift, (one, value), mean)
+    stores = attention_stores(context, match, e.point, shift, (one, value), mean)
+    stores += row_stores(context, match, e, shift, one, state)
     combined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
     return context.finish_in_two("attention", (grid,), parts.buffers, "row", (combined,), details, warps=0)
 

@@ -29,6 +29,8 @@ class AttentionParts:
     weights_side: int
     sink: Value | None = None
     guarded: bool = False
+    row_max: Value | None = None
+    row_sum: Value | None = None
 
     @property
     def group(self) -> AttentionGroup:
@@ -42,6 +44,8 @@ class AttentionParts:
             self.weights_side,
             self.sink,
             self.guarded,
+            self.row_max,
+            self.row_sum,
         )
 
 
@@ -52,14 +56,16 @@ def attention_parts(op: Op) -> AttentionParts:
     if g is None:
         raise LoweringError(f"{op.attributes.body.name} does not hold an attention")
     products = producers[g.product], producers[g.result]
-    return AttentionParts(products[0], g.scores, g.axis, g.normalized, products[1], g.weights_side, g.sink, g.guarded)
+    given = g.weights_side, g.sink, g.guarded, g.row_max, g.row_sum
+    return AttentionParts(products[0], g.scores, g.axis, g.normalized, products[1], *given)
 
 
 @dataclass(frozen=True)
 class Elements:
     """One element of each operand, of the score and of the outputs, over tight symbols.
 
-    ``query_side``: which operand of the first product the queries are. sink: the logit beside those of a query's keys.
+    ``query_side``: which operand of the first product the queries are. ``row``: where the query's row lies among the
+    scores, with 0 for the keys' axis. sink: the logit beside those of a query's keys.
     """
 
     query: ScalarExpr
@@ -73,6 +79,7 @@ class Elements:
     key_symbol: Symbol
     depth: Symbol
     query_side: int
+    row: tuple[Index, ...]
     sink: ScalarExpr | None = None
 
 
@@ -107,12 +114,11 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
     query_axis = max(candidates, key=lambda a: most(shape[a]))
     value_axis = point.index(frees[1 - side][0])
     sink = None
+    of_row = tuple(0 if a == parts.axis else i for a, i in enumerate(weights_at))
     if parts.sink is not None:
-        of_row = tuple(0 if a == parts.axis else i for a, i in enumerate(weights_at))
         sink = inliner.at(parts.sink, broadcast_index(of_row, parts.sink.type.shape))
-    return Elements(
-        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, query_side, sink
-    )
+    places = point, query_axis, value_axis, key, depth, query_side, of_row
+    return Elements(query_element, key_element, value, score, raw, *places, sink)
 
 
 def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscripts) -> tuple[ScalarExpr, Subscripts]:

@@ -19,7 +19,14 @@ from fusec.ir.types import bool_, f32, i64
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
-from fusec.passes.families.attention.cpu import attention_stores, data_tests, elements_of, start_of
+from fusec.passes.families.attention.cpu import (
+    attention_stores,
+    data_tests,
+    elements_of,
+    gives_rows,
+    row_stores,
+    start_of,
+)
 from fusec.passes.families.attention.elements import Elements, score_over
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
@@ -205,6 +212,7 @@ class _Attention:
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(row_sum, row), guarded=self.match.guarded)
             stores = [replace(s, value=with_loads_replaced(s.value, self.mean, mean)) for s in self.stores]
+            stores += self._row_stores(self.shift, self.q, (Load(row_max, row), Load(row_sum, row)))
             grid = Grid((*self.others, blocks), (*code, *stores))
             return replace(
                 self.context.finish("attention", (grid,), s.describe(), ATTENTION_BLOCKS), skipped=self.span.skipped
@@ -227,9 +235,10 @@ class _Attention:
     def _combine(self, parts: Parts) -> Grid:
         """The reduction kernel: a row of the result from its parts."""
         number = symbol("row", 0, last(self.rows.count))
-        code, one, mean = combine(parts, number, self.value, guarded=self.match.guarded)
+        code, one, mean, state = combine(parts, number, self.value, guarded=self.match.guarded)
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
-        return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
+        stores = [*self._stores(shift, one, mean), *self._row_stores(shift, one, state)]
+        return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *stores))
 
     @cached_property
     def span(self) -> KeyRange:
@@ -246,6 +255,8 @@ class _Attention:
         e, loops = self.e, self.loops
         if e.sink is not None:
             raise LoweringError("logits beside those of the keys")
+        if gives_rows(self.match):
+            raise LoweringError("a row's maximum and sum as results")
         plain = Iter(self.kj, self.schedule.keys)
         partial = any(loop.limit is not None for loop in loops)
         return AttentionNest(
@@ -401,7 +412,10 @@ class _Attention:
         return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
 
     def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Store]:
-        return attention_stores(self.context, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
+        return attention_stores(self.context, self.match, self.e.point, shift, (rows, self.value), mean)
+
+    def _row_stores(self, shift: dict[Symbol, Index], rows: Iter, state: tuple[Load, Load]) -> list[Store]:
+        return row_stores(self.context, self.match, self.e, shift, rows, state)
 
 
 def _effort(loop: KeyLoop) -> tuple[bool, int]:

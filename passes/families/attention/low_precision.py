@@ -25,7 +25,9 @@ from fusec.passes.families.attention.cpu import (
     find_keys,
     finish_parts,
     first_state,
+    gives_rows,
     part_stores,
+    row_stores,
 )
 from fusec.passes.families.attention.elements import AttentionParts, score_over
 from fusec.passes.families.attention.found_keys import FoundKeys
@@ -78,7 +80,8 @@ class _NarrowAttention:
         self.rows = round_up(self.values, 16) if tiles else self.values
         if s.task % s.queries or s.chunk % s.keys:
             raise LoweringError(f"tasks of {s.task} and chunks of {s.chunk} are no whole blocks")
-        self.huge = may_be_huge(e.score)
+        self.exact = gives_rows(match)
+        self.huge = self.exact or may_be_huge(e.score)
         self.per = s.task // s.queries
         self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.task)))
         self.seen = self._span(s.task, s.keys, self.qo)[0] if s.shared else KeyRange(0, self.keys, 0.0)
@@ -351,7 +354,7 @@ class _NarrowAttention:
         own.append(Load(self.tile("grown", f32, 1), (0,)))
         online = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         accs, rows = Load(out, (self.qs, self.dv, self.qi)), Iter(self.dv, self.rows)
-        changed = Score(element, factor, self.huge)
+        changed = Score(element, factor, self.huge, self.exact)
         softmax = online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows, self._next_task())
         code += [Alloc(weights), *softmax]
         code.append(Dot(rows, self.lanes, self.block, accs, value, pairs, False, s.values))
@@ -415,8 +418,10 @@ class _NarrowAttention:
         return base, factor
 
     def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Store]:
-        _, row_sum, out = state
-        sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(row_sum, (self.qs, self.qi))
-        mean = mean_of(sums, weights, guarded=self.match.guarded)
+        *rows, out = state
+        row_max, row_sum = (Load(b, (self.qs, self.qi)) for b in rows)
+        mean = mean_of(Load(out, (self.qs, self.dv, self.qi)), row_sum, guarded=self.match.guarded)
         domain = (self.live, Iter(self.dv, self.values))
-        return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
+        stores = attention_stores(self.context, self.match, self.e.point, self.shift, domain, mean)
+        given = row_max, row_sum
+        return [*stores, *row_stores(self.context, self.match, self.e, self.shift, self.live, given)]

@@ -6,6 +6,7 @@ bias, mask, soft cap, anything pointwise) is carried along, not recognised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -43,6 +44,8 @@ class _Softmax:
     ops: tuple[Op, ...]
     sink: Value | None
     guarded: bool
+    row_max: Value
+    row_sum: Value
 
 
 def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
@@ -143,19 +146,42 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
     ops = frozenset(
         (score_dot, value_dot, divide, *between, *softmax.ops, *(p for p in passed if p not in partition.free))
     )
+    statistics = () if softmax.guarded else (softmax.row_max, softmax.row_sum)
+    shown: list[Value] = []
     for op in partition.graph.ops:
         if op not in ops or op is value_dot:
             continue
         if op in partition.owner:
             return no(f"{op.result} is already part of another kernel")
+        others = [c for c in partition.compute_consumers(op) if c not in ops]
+        if op.result in statistics and op not in partition.owner:
+            shown += [op.result] if others or partition.escapes(op) else []
+            continue
         if partition.escapes(op):
             return no(f"{op.result} is also an output, so it must be stored whole")
-        others = [c for c in partition.compute_consumers(op) if c not in ops]
         if others:
             return no(f"{op.result} is also read by {others[0].name} ({others[0].location or 'unknown line'})")
     s = softmax
-    parts = AttentionParts(score_dot, s.scores, s.axis, normalized, value_dot, side, s.sink, s.guarded)
+    if _feeds(partition, shown, ops):
+        return no("what is computed from a row's maximum or sum is read by the attention")
+    row_max, row_sum = (v if v in shown else None for v in (s.row_max, s.row_sum))
+    given = value_dot, side, s.sink, s.guarded, row_max, row_sum
+    parts = AttentionParts(score_dot, s.scores, s.axis, normalized, *given)
     return AttentionMatch(parts, tuple(between), ops)
+
+
+def _feeds(partition: Partition, values: Sequence[Value], ops: frozenset[Op]) -> bool:
+    """Whether ops besides these read a value, and one of these reads what they make."""
+    waiting = [op for v in values for op in partition.compute_consumers(partition.producers[v]) if op not in ops]
+    last, seen = max(map(partition.order.__getitem__, ops)), set(waiting)
+    while waiting:
+        op = waiting.pop()
+        if op in ops:
+            return True
+        following = {c for c in partition.compute_consumers(op) if partition.order[c] <= last} - seen
+        seen |= following
+        waiting += following
+    return False
 
 
 def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:
@@ -176,6 +202,7 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     Guarded, a maximum of -inf is replaced by 0, and a sum of 0 by 1.
     """
     exponentials, row_sum = divide.operands
+    whole_sum = partition.source(row_sum)
     row_sum, guards = _unguarded(partition, row_sum, 0.0, 1.0)
     added = _producer(partition, row_sum, "add")
     row_sum = added.operands[0] if added is not None else row_sum
@@ -187,6 +214,7 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     if sub_op is None:
         return None
     scores, shift = sub_op.operands
+    whole_max = partition.source(shift)
     row_max, others = _unguarded(partition, shift, -inf, 0.0)
     if bool(guards) != bool(others) or (guards and added is not None):
         return None
@@ -213,7 +241,7 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     if any(op.result.type.shape != kept for op in beside[:2]):
         return None
     ops = (sum_op, exp_op, sub_op, max_op, *beside, *guards, *others)
-    return _Softmax(scores, axis, ops, sink, bool(guards))
+    return _Softmax(scores, axis, ops, sink, bool(guards), whole_max, whole_sum)
 
 
 def _unguarded(partition: Partition, value: Value, number: float, other: float) -> tuple[Value, tuple[Op, ...]]:

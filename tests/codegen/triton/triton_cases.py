@@ -37,6 +37,25 @@ def sdpa(q: tuple[int, ...], k: tuple[int, ...], dtype: str, causal: bool = Fals
 }}"""
 
 
+def rows_of_attention(dtype: str) -> str:
+    """Attention that gives each row's maximum and sum of exponentials, too."""
+    shape, rows = "[3, 37, 70]", "f32[3, 37]"
+    return f"""graph @rows(%q: {dtype}[3, 37, 16], %k: {dtype}[3, 70, 16], %v: {dtype}[3, 70, 16]) {{
+  %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : {dtype}{shape}
+  %z = cast(%s) : f32{shape}
+  %max = reduce_max(%z) {{axes=[2]}} : {rows}
+  %m = reshape(%max) : f32[3, 37, 1]
+  %less = sub(%z, %m) : f32{shape}
+  %e = exp(%less) : f32{shape}
+  %sum = reduce_sum(%e) {{axes=[2]}} : {rows}
+  %l = reshape(%sum) : f32[3, 37, 1]
+  %p = div(%e, %l) : f32{shape}
+  %w = cast(%p) : {dtype}{shape}
+  %o = dot(%w, %v) {{contract=[2]x[1], batch=[0]x[0]}} : {dtype}[3, 37, 16]
+  return %o, %max, %sum
+}}"""
+
+
 def windows(dtype: str, n: int, h: int, w: int, c: int, size: tuple[int, int], step: int, reduced: str) -> str:
     """A sum of windows with weights, channel by channel, or the largest of each, and relu."""
     low = size[0] // 2, size[1] // 2
@@ -353,6 +372,8 @@ CASES: dict[str, str] = {
     "attention_causal": sdpa((1, 2, 300, 64), (1, 2, 300, 64), "f16", causal=True),
     "attention_odd_head": sdpa((1, 2, 70, 40), (1, 2, 90, 40), "f16"),
     "attention_grouped": sdpa((1, 4, 130, 32), (1, 2, 130, 32), "bf16", causal=True, grouped=True),
+    "attention_rows": rows_of_attention("bf16"),
+    "attention_rows_f32": rows_of_attention("f32"),
     "attention_decode": sdpa((1, 2, 1, 64), (1, 2, 333, 64), "bf16"),
     "attention_window": scored(
         (1, 2, 300, 64),
