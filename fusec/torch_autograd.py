@@ -1,22 +1,33 @@
-"""AOTAutograd's forward and backward of an FX graph, each compiled."""
+"""AOTAutograd's forward and backward of an FX graph, each compiled.
+
+Where the graph is cut decides what the forward saves. Scores (:mod:`fusec.torch_score_spaces`) are computed again in
+the backward where the kernels of both graphs are predicted to take no longer so.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
+from math import inf
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusec.torch_graphs import Kind
+from fusec import config
+from fusec.build import Options
+from fusec.torch_graphs import Kind, predicted_time
+from fusec.torch_score_spaces import recompute_scores
 
+log = config.logger("compile")
 Add = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
 """From a functional graph to the function that runs it compiled."""
 
 
 def through_aot(
-    module: torch.nn.Module, example_inputs: Sequence[Any], add: Add, *, at_once: bool = False
+    module: torch.nn.Module, example_inputs: Sequence[Any], add: Add, options: Options, *, at_once: bool = False
 ) -> Callable[..., Any]:
     """The function of a graph's inputs that runs its forward, and whose results lead to its backward.
 
@@ -27,7 +38,6 @@ def through_aot(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
     from torch._functorch._aot_autograd.utils import make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_graph(functional: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -41,7 +51,7 @@ def through_aot(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partial(_cut, options),
         decompositions=_opened(),
     )
     settings: Any = config
@@ -49,6 +59,29 @@ def through_aot(
     with settings.patch(force_non_lazy_backward_lowering=True) if at_once and can else nullcontext():
         compiled: Callable[..., Any] = made(module, example_inputs)
     return compiled
+
+
+def _cut(
+    options: Options, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a joint graph."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
+
+    marked = fx.GraphModule(joint, copy.deepcopy(joint.graph))
+    spaces = recompute_scores(marked, num_fwd_outputs)
+    saving = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    if not spaces:
+        return saving
+    recomputing = cut(marked, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    times = [_predicted(graphs, options) for graphs in (saving, recomputing)]
+    log.info("%d score spaces: saved %s s predicted, recomputed %s s", spaces, *times)
+    return recomputing if times[1] <= times[0] < inf else saving
+
+
+def _predicted(graphs: tuple[fx.GraphModule, fx.GraphModule], options: Options) -> float:
+    """Predicted seconds of a forward and a backward; infinity where nothing is."""
+    times = [predicted_time(graph, options) for graph in graphs]
+    return inf if None in times else sum(time for time in times if time is not None)
 
 
 def _opened() -> dict[Any, Callable[..., Any]]:

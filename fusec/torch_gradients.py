@@ -55,9 +55,8 @@ class GradientFunction:
                 mode = fake_mode()
                 made = _stand_ins(mode, recorded, inputs)
                 with torch._guards.tracing(torch._guards.TracingContext(mode)):
-                    self._run = through_aot(
-                        _Calls(_with_library_attention(recorded, inputs)), made, self._add, at_once=True
-                    )
+                    written = _Calls(_with_library_attention(recorded, inputs))
+                    self._run = through_aot(written, made, self._add, options.build, at_once=True)
         except UnsupportedOpError:
             raise
         except Exception as error:

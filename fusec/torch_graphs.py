@@ -17,13 +17,13 @@ from torch import fx
 
 from fusec import config
 from fusec.ahead import for_range
-from fusec.build import Options, build
+from fusec.build import Options, build, run_passes, target_of
 from fusec.checks import require_target
 from fusec.errors import DimensionError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
 from fusec.frontend.torch_modes import without_onlookers
-from fusec.report import explain_program
+from fusec.report import explain_program, predicted_seconds
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
 from fusec.runtime.executable import Executable
@@ -193,6 +193,21 @@ class CompiledGraph:
 
     def _cut_notes(self) -> list[str]:
         return [f"runs through torch between compiled parts: {cut}" for cut in self.cuts]
+
+
+def predicted_time(module: fx.GraphModule, options: Options) -> float | None:
+    """Predicted seconds of a graph's kernels, for inputs like the ones that PyTorch noted in it.
+
+    None where it can't be compiled in one piece.
+    """
+    noted = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    try:
+        graph = capture_graph(module, noted, {}, foreseen=True).graph
+        lowered = run_passes(graph, options.target or target_of(graph), replace(options, tune=False))
+        return predicted_seconds(lowered.program)
+    except Exception as error:  # its first call compiles it in parts
+        log.debug("no time is predicted: %s", error)
+        return None
 
 
 class _Later(torch.nn.Module):

@@ -51,10 +51,16 @@ class _Always(Environment):
 
 @dispatch_modes()
 def capture_graph(
-    module: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, fallback: Fallback = "eager"
+    module: fx.GraphModule,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fallback: Fallback = "eager",
+    foreseen: bool = False,
 ) -> Capture:
     """The graph of an FX module for these arguments: tensors, real or fake, and plain numbers.
 
+    ``foreseen``: the capture is for looking at, and arguments may be tensors of PyTorch's fake mode.
     Placeholders that Dynamo knows to be a module's parameters or buffers become inputs of the role ``parameter``.
     Raises :class:`UnfitNodeError` (a CaptureError) naming the node at which capture ended.
     """
@@ -62,6 +68,7 @@ def capture_graph(
     module = _with_whole_attention(module)
     namer = _NodeNamer()
     trace = Trace(_name(module), References(module, {}), fallback, namer)
+    trace.takes_fakes = foreseen
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     leaves, spec = flatten(args, {})
     owners = [node for node, value in zip(placeholders, args, strict=True) for _ in flatten((value,), {})[0]]

@@ -37,7 +37,8 @@ class TracedTensors:
     """Fake tensors by identity, each a view of memory that holds a value; real ones become inputs by reference.
 
     ``ties`` are pairs of fetches that give one tensor. A value that one memory holds another gets as a copy.
-    ``for_code``: a function's own code sees the fakes, and may ask what they are.
+    ``for_code``: a function's own code sees the fakes, and may ask what they are. ``takes_fakes``: an argument may be a
+    fake tensor, of a graph that is looked at and not called.
     """
 
     def __init__(self, name: str, references: References, *, for_code: bool, for_gpu: bool = False) -> None:
@@ -47,6 +48,7 @@ class TracedTensors:
         self.memories: list[Memory] = []
         self.ties: list[tuple[Fetch, Fetch]] = []
         self.recording: Recorder | None = None
+        self.takes_fakes = False
         self._references = references
         self._for_code = for_code
         self.asked = Asked()
@@ -81,7 +83,8 @@ class TracedTensors:
         return self._input(real, ReferenceSource(found.path, found.fetch), found.path, role, name)
 
     def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
-        check_plain(real, path)
+        if not (self.takes_fakes and type(real) is FakeTensor):
+            check_plain(real, path)
         strides = tuple(real.stride())
         port = Port(
             strides=None if strides == contiguous_strides(real.shape) else strides,

@@ -1,0 +1,183 @@
+"""The nodes of AOTAutograd's graphs, and views in them as axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
+CASTS = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default})
+RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+PERMUTES = frozenset({aten.transpose.int, aten.permute.default, aten.t.default})
+INSERTS = frozenset({aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim})
+VIEWS = frozenset(
+    {
+        *RESHAPES,
+        *PERMUTES,
+        *(aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+        *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.alias.default, aten.detach.default),
+    }
+)
+MAKERS = frozenset(
+    {
+        *(
+            aten.arange.default,
+            aten.arange.start,
+            aten.arange.start_step,
+            aten.full.default,
+            aten.scalar_tensor.default,
+        ),
+        *(aten.ones.default, aten.zeros.default, aten.full_like.default, aten.ones_like.default),
+        *(aten.zeros_like.default, aten.new_full.default, aten.new_ones.default, aten.new_zeros.default),
+        *(aten.lift_fresh_copy.default, aten.tril.default, aten.triu.default),
+    }
+)
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor | None:
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def size_of(node: fx.Node) -> int | None:
+    """The number of elements of a node's tensor; None where there is none, or it is not known."""
+    value = tensor_of(node)
+    if value is None or not all(isinstance(n, int) for n in value.shape):
+        return None
+    return value.numel()
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    given = output.args[0]
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def ancestors(nodes: Sequence[Any]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node for node in nodes if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def readers(nodes: Iterator[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.users
+    return found
+
+
+# Views
+
+
+@dataclass(frozen=True)
+class Atom:
+    """An axis of a softmax, or as much of it as a slice leaves."""
+
+    axis: int
+    extent: int
+
+
+Axes = list[tuple[Atom, ...]]
+"""Of each axis of a view of scores the axes that it is made of."""
+
+
+def along(ways: Sequence[fx.Node], axes: Axes) -> Axes | None:
+    """The axes after views; None after anything else."""
+    for node in ways:
+        found = _after(node, axes)
+        if found is None:
+            return None
+        axes = found
+    return axes
+
+
+def _after(node: fx.Node, axes: Axes) -> Axes | None:
+    source = node.args[0]
+    made, given, target = tensor_of(node), tensor_of(source) if isinstance(source, fx.Node) else None, node.target
+    if made is None or given is None:
+        return None
+    if target in PERMUTES:
+        return [axes[k] for k in order_of(node)]
+    if target in (aten.slice.Tensor, aten.slice_backward.default):
+        return _cut(node, axes)
+    if made.numel() != given.numel() or target not in CASTS | RESHAPES | INSERTS:
+        return None
+    atoms = [atom for each in axes for atom in each]
+    found: Axes = []
+    for extent in made.shape:
+        own: list[Atom] = []
+        while atoms and math.prod(atom.extent for atom in own) < extent:
+            own.append(atoms.pop(0))
+        if math.prod(atom.extent for atom in own) != extent:
+            return None
+        found.append(tuple(own))
+    return found
+
+
+def _cut(node: fx.Node, axes: Axes) -> Axes | None:
+    """The axes after a slice, or what puts its gradient into zeros, that begins with an axis."""
+    for axis, atoms in enumerate(axes):
+        window = window_of(node, axis)
+        if window is not None:
+            if window[0] != 0 or len(atoms) != 1:
+                return None
+            return [*axes[:axis], (Atom(atoms[0].axis, value_of(node).shape[axis]),), *axes[axis + 1 :]]
+    return None
+
+
+def order_of(node: fx.Node) -> list[int]:
+    """Which axis of its operand each axis of a permuted view is."""
+    rank = value_of(node).ndim
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        given: Any = node.args[1]
+        return [int(k) % rank for k in given]
+    a, b = node.args[1:] if node.target is aten.transpose.int else (0, rank - 1)
+    assert isinstance(a, int)
+    assert isinstance(b, int)
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def is_transpose(node: fx.Node, other: fx.Node) -> bool:
+    """Whether a matrix, or each of a batch, is another's transpose."""
+    if node.target not in PERMUTES or node.args[0] is not other:
+        return False
+    rank = value_of(other).ndim
+    return order_of(node) == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def window_of(node: fx.Node, axis: int) -> tuple[int, int] | None:
+    """Where a slice along an axis, one after another, begins and ends, or one that a derivative puts in its place."""
+    backward = node.target is aten.slice_backward.default
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    whole, part = (value_of(n).shape for n in ((node, source) if backward else (source, node)))
+    given: list[Any] = list(node.args[2 if backward else 1 :])
+    given += [0, 0, None, 1][len(given) :]
+    dim, start, step = given[0], given[1] or 0, given[3]
+    if dim % len(whole) != axis or step != 1 or not isinstance(start, int) or start < 0:
+        return None
+    return start, start + part[axis]
