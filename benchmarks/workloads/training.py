@@ -32,8 +32,8 @@ class Step:
     library: Function | None = None
 
 
-def random(*shape: int, grad: bool = True) -> Any:
-    return torch.randn(*shape, device="cuda", dtype=BF16).requires_grad_(grad)
+def random(*shape: int, grad: bool = True, dtype: torch.dtype = BF16) -> Any:
+    return torch.randn(*shape, device="cuda", dtype=dtype).requires_grad_(grad)
 
 
 def plain_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
@@ -64,6 +64,147 @@ def attention(n: int, heads: int, positions: int, width: int, causal: bool) -> S
         lambda: tuple(random(n, heads, positions, width) for _ in range(3)),
         flops=7 * 2.0 * n * heads * positions**2 * width / (2 if causal else 1),
         library=lambda q, k, v: cudnn_attention(q, k, v, causal),
+    )
+
+
+def scores(q: Any, k: Any) -> Any:
+    return q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+
+def places(q: Any) -> tuple[Any, Any]:
+    n = torch.arange(q.shape[-2], device=q.device)
+    return n[:, None], n[None, :]
+
+
+def slopes(heads: int) -> Any:
+    return 2.0 ** (-8 / heads * torch.arange(1, heads + 1, device="cuda"))
+
+
+def windowed(q: Any, k: Any, v: Any) -> Any:
+    """ALiBi, a soft cap of 30 and a causal window of 1024."""
+    i, j = places(q)
+    s = 30 * torch.tanh(scores(q, k) / 30)
+    s = s - (slopes(q.shape[1])[:, None, None] * (i - j)).to(s.dtype)
+    return torch.softmax(s.masked_fill((j > i) | (i - j >= 1024), float("-inf")), -1) @ v
+
+
+def flex_windowed(q: Any, k: Any, v: Any) -> Any:
+    own = slopes(q.shape[1])
+
+    def change(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return 30 * torch.tanh(s / 30) - own[h] * (i - j)
+
+    return flex(q, k, v, change, lambda b, h, i, j: (i >= j) & (i - j < 1024))
+
+
+def by_documents(q: Any, k: Any, v: Any, doc: Any) -> Any:
+    i, j = places(q)
+    seen = (doc[:, None] == doc[None, :]) & (j <= i)
+    return torch.softmax(scores(q, k).masked_fill(~seen, float("-inf")), -1) @ v
+
+
+def flex_by_documents(q: Any, k: Any, v: Any, doc: Any) -> Any:
+    return flex(q, k, v, None, lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j))
+
+
+def with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.softmax(scores(q, k) + bias, -1) @ v
+
+
+def flex_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return flex(q, k, v, lambda s, b, h, i, j: s + bias[h, i, j], None)
+
+
+def by_sigmoid(q: Any, k: Any, v: Any) -> Any:
+    return torch.sigmoid(scores(q, k) - math.log(k.shape[-2])) @ v
+
+
+def with_sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    i, j = places(q)
+    s = scores(q, k).masked_fill(j > i, float("-inf"))
+    s = torch.cat([s, sink[:, None, None].expand(*s.shape[:-1], 1)], -1)
+    return torch.softmax(s, -1)[..., :-1] @ v
+
+
+def flex_with_sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    out, lse = flex(q, k, v, None, lambda b, h, i, j: i >= j, True)
+    return out * torch.sigmoid(lse - sink.float()[:, None])[..., None].to(out.dtype)
+
+
+_flex: list[Function] = []
+_masks: dict[int, Any] = {}
+
+
+def flex(q: Any, k: Any, v: Any, change: Function | None, mask: Function | None, lse: bool = False) -> Any:
+    """FlexAttention, compiled once, its block mask made once for each row of the table."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if not _flex:
+        _flex.append(torch.compile(flex_attention, dynamic=False))
+    n, place = q.shape[-2], q.data_ptr()
+    if mask is not None and place not in _masks:
+        _masks.clear()
+        _masks[place] = create_block_mask(mask, None, None, n, n, device="cuda")
+    return _flex[0](q, k, v, score_mod=change, block_mask=None if mask is None else _masks[place], return_lse=lse)
+
+
+def changed_attention(
+    name: str,
+    function: Function,
+    shape: tuple[int, int, int, int],
+    library: Function | None = None,
+    more: Callable[[], tuple[Any, ...]] = tuple,
+    dtype: torch.dtype = BF16,
+    share: float = 1.0,
+) -> Step:
+    """Attention whose scores are changed; ``share`` of them count."""
+    n, heads, count, width = shape
+    return Step(
+        f"attention {name} {n}×{heads}×{count} D{width}",
+        function,
+        lambda: (*(random(*shape, dtype=dtype) for _ in range(3)), *more()),
+        flops=7 * 2.0 * n * heads * count**2 * width * share,
+        library=library,
+    )
+
+
+def changed_attentions() -> Iterator[tuple[str, Callable[[], Step]]]:
+    """Attention that no call of the library computes, but FlexAttention some of it."""
+    few, long = (4, 16, 4096, 128), (1, 8, 16384, 128)
+    narrow = (4, 16, 4096, 64)
+    for shape in (few, narrow, long):
+        seen = 1024 / shape[2]
+        yield (
+            f"attention window {shape[2]} {shape[3]}",
+            lambda shape=shape, seen=seen: changed_attention(
+                "ALiBi, soft cap, window", windowed, shape, flex_windowed, share=seen
+            ),
+        )
+    documents = lambda: (torch.arange(4096, device="cuda") // 341,)  # noqa: E731
+    bias = lambda: (random(16, 4096, 4096),)  # noqa: E731
+    sinks = lambda: (random(16),)  # noqa: E731
+    yield (
+        "attention documents",
+        lambda: changed_attention(
+            "12 documents, causal", by_documents, few, flex_by_documents, documents, share=1 / 24
+        ),
+    )
+    yield "attention bias", lambda: changed_attention("trained bias", with_bias, few, flex_with_bias, bias)
+    yield "attention sigmoid", lambda: changed_attention("sigmoid", by_sigmoid, few)
+    yield (
+        "attention sinks",
+        lambda: changed_attention("sinks, causal", with_sinks, few, flex_with_sinks, sinks, share=0.5),
+    )
+    yield (
+        "attention f32",
+        lambda: changed_attention(
+            "causal f32",
+            lambda q, k, v: plain_attention(q, k, v, True),
+            (4, 16, 2048, 64),
+            lambda q, k, v: library_attention(q, k, v, True),
+            dtype=torch.float32,
+            share=0.5,
+        ),
     )
 
 
@@ -169,10 +310,12 @@ def steps() -> Iterator[tuple[str, Callable[[], Step]]]:
     """The rows by name; each is made when it is measured."""
     yield "attention causal 128", lambda: attention(4, 16, 4096, 128, True)
     yield "attention full 64", lambda: attention(4, 32, 4096, 64, False)
+    yield from changed_attentions()
     for kind in ("layer norm", "rms norm", "softmax"):
         for shape in ((8192, 4096), (65536, 768)):
             yield f"{kind} {shape[1]}", lambda kind=kind, shape=shape: rows(kind, *shape)
-    yield "cross entropy", lambda: cross_entropy(8192, 4096, 32000)
+    yield "cross entropy 32000", lambda: cross_entropy(8192, 4096, 32000)
+    yield "cross entropy 128256", lambda: cross_entropy(8192, 4096, 128256)
     mlp = 3 * 3 * 2.0 * 8192 * 4096 * 14336
     yield (
         "swiglu",
