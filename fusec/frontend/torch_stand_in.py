@@ -38,7 +38,7 @@ class TracedTensor(FakeTensor, StandIn):
     """A fake tensor that the function's own code sees.
 
     A tensor's own attributes (``x.scale = 2``) are no part of a graph. Code that finds some is refused; where it looks
-    for one that is not there, calls are told apart by that. ``_place``: of an argument its number, what to note in, and
+    for one that is not there, calls are told apart by that. ``_origin``: of an argument its number, what to note in, and
     the argument itself; None for what the function made.
     """
 
@@ -154,7 +154,7 @@ def as_argument(fake: torch.Tensor, real: torch.Tensor, number: int, asked: Aske
     """Tells which argument a fake tensor stands for."""
     if type(fake) is TracedTensor:
         object.__setattr__(fake, "_kind", type(real))
-        object.__setattr__(fake, "_place", (number, asked, weakref.ref(real)))
+        object.__setattr__(fake, "_origin", (number, asked, weakref.ref(real)))
 
 
 def check_returned(tensor: torch.Tensor, is_made: bool) -> None:

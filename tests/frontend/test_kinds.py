@@ -168,7 +168,7 @@ def test_globals_are_as_they_were():
             fusec.jit(lambda x: (type(x), kind_of(x), x * int("none")))(torch.ones(3))
     assert kind_of is type
     assert {key for key in globals() if key not in before} <= {"__warningregistry__"}
-    assert not kinds._placed
+    assert not kinds._stand_ins
 
 
 def test_threads_that_capture_the_same_code_do_not_disturb_one_another():

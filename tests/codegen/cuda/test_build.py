@@ -91,7 +91,7 @@ def test_an_architecture_that_nvrtc_does_not_know() -> None:
 
 
 def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "_places", lambda: iter(["libnvrtc-not-here.so"]))
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-not-here.so"]))
     nvrtc.load_nvrtc.cache_clear()
     with pytest.raises(TargetError, match="pip install nvidia-cuda-nvrtc"):
         compile_source("", "sm_80")

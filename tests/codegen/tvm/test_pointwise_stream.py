@@ -19,12 +19,12 @@ V3 = cpu_target("cpu:x86-64-v3")
 WIDE = cpu_target("cpu:x86-64-v4")
 
 
-def doubled(rows: int, n: int, dtype=f32, streams: bool = True) -> Kernel:
+def doubled(rows: int, n: int, dtype=f32, non_temporal: bool = True) -> Kernel:
     """y = x + x, each row a task, the next row fetched meanwhile."""
     x, y = buffer("x", dtype, (rows, n)), buffer("y", dtype, (rows, n))
     r, i = sym("r", rows), sym("i", n)
     value = load(x, r, i) if dtype is bool_ else op("add", load(x, r, i), load(x, r, i))
-    store = Store((Iter(i, n),), y, (r, i), value, streams, (load(x, r + 1, i),))
+    store = Store((Iter(i, n),), y, (r, i), value, non_temporal, (load(x, r + 1, i),))
     return kernel("doubled", (x, y), (Grid(iters((r, rows)), (store,)),))
 
 
@@ -63,7 +63,7 @@ def test_the_code(target):
     assert "vmovnt" in text
     assert "sfence" in text
     assert "prefetcht0" in text
-    usual = compile_kernels([doubled(4, 128, streams=False)], target).assembly()
+    usual = compile_kernels([doubled(4, 128, non_temporal=False)], target).assembly()
     assert "vmovnt" not in usual
     assert "sfence" not in usual
 
