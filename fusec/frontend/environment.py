@@ -23,6 +23,7 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
+from fusec.frontend.garbage import collect_while
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.kinds import Kinds
@@ -301,9 +302,11 @@ class Recorder:
                 continue
         self._seen.clear()
         value = None
-        if any((value := reference()) is not None and not writer.has_met(value) for reference in references):
-            value = None
-            gc.collect()  # what the run made may hold itself in a circle
+
+        def some_are_left() -> bool:
+            return any((value := r()) is not None and not writer.has_met(value) for r in references)
+
+        collect_while(some_are_left)
         for reference in references:
             value = reference()
             if value is not None and not is_a(value, FunctionType, type):

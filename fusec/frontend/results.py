@@ -12,6 +12,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from fusec.errors import CaptureError, DataDependentError
+from fusec.frontend.garbage import collect_while
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a, is_object
 from fusec.frontend.structures import Again, Node, Static, Structure, leaves_in, nodes_in
@@ -50,8 +51,7 @@ class MadeObjects:
 
     def settled(self, structure: Structure) -> Structure:
         """The structure with the objects themselves that are still there and hold no arrays."""
-        if any(r() is not None for r in self._references.values()):
-            gc.collect()  # those of the run may hold each other in a circle
+        collect_while(lambda: any(r() is not None for r in self._references.values()))
         alive = {number: value for number, r in self._references.items() if (value := r()) is not None}
         if not alive:
             return structure

@@ -38,8 +38,8 @@ class TracedTensor(FakeTensor, StandIn):
     """A fake tensor that the function's own code sees.
 
     A tensor's own attributes (``x.scale = 2``) are no part of a graph. Code that finds some is refused; where it looks
-    for one that is not there, calls are told apart by that. ``_origin``: of an argument its number, what to note in, and
-    the argument itself; None for what the function made.
+    for one that is not there, calls are told apart by that. ``_origin``: of an argument its number, what to note in,
+    and the argument itself; None for what the function made.
     """
 
     _origin: tuple[int, Asked, weakref.ref[torch.Tensor]] | None = None
