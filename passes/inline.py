@@ -141,9 +141,9 @@ class Inliner:
         raise LoweringError(f"{op.name} can't be computed one element at a time", op.location)
 
     def _elementwise(self, op: Op, index: Subscripts) -> ScalarExpr:
-        args = tuple(self.at(v, broadcast_index(index, v.type.shape)) for v in op.operands)
         if op.name in COPIES:
-            return args[0]
+            return self.at(op.operands[0], index)
+        args = tuple(self.at(v, broadcast_index(index, v.type.shape)) for v in op.operands)
         if isinstance(op.attributes, CastAttributes) and isinstance(args[0], Const):
             return Apply("cast", args, op.attributes.dtype)
         if isinstance(op.attributes, CastAttributes) and op.attributes.implied:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from fusec.errors import LoweringError
@@ -130,12 +130,12 @@ class _Owner:
             operands = tuple(v if self._is_operand(v) else self.copied(v) for v in op.operands)
             op = op if operands == op.operands else replace(op, operands=operands)
         elif op.definition.kind == "write":
-            base, value, *place = op.operands
+            base, value, *positions = op.operands
             for _ in range(copies):
                 value = self.fresh(value, op.location)
-            if place:
-                self.ops[-1] = _copy_at(self.ops[-1], place[0], op)
-            op = replace(op, operands=(base, value, *place))
+            if positions:
+                self.ops[-1] = _copy_at(self.ops[-1], positions, op)
+            op = replace(op, operands=(base, value, *positions))
         elif (
             isinstance(op.attributes, AliasAttributes)
             and op.attributes.of == "output"
@@ -205,9 +205,9 @@ def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
     return value
 
 
-def _copy_at(copy: Op, place: Value, update: Op) -> Op:
-    """The copy that an update writes, at a place that is known when it is made."""
+def _copy_at(copy: Op, positions: Sequence[Value], update: Op) -> Op:
+    """The copy that an update writes, at positions that are known when it is made."""
     assert isinstance(update.attributes, UpdateAttributes)
-    assert update.attributes.axis is not None
-    attributes = CopyAtAttributes(update.attributes.axis)
-    return Op(OPS["copy_at"], (*copy.operands, place), attributes, copy.results, copy.location)
+    axes = update.attributes.axes
+    attributes = CopyAtAttributes(axes, tuple(update.operands[0].type.shape[a] for a in axes))
+    return Op(OPS["copy_at"], (*copy.operands, *positions), attributes, copy.results, copy.location)

@@ -146,7 +146,7 @@ def graph_passes(
         # Outputs that show an input's, or another output's, memory say so: no rewrite changes it.
         "aliases": hold_aliases,
         # What is left of updates is written in an input's memory, by a kernel.
-        "writes": lambda g: open_writes(g, in_place=not gpu, but=late),
+        "writes": lambda g: open_writes(g, several=gpu, but=late),
         # One spelling for each idea: composites opened, views composed, contractions as `dot`.
         "canonicalize": lambda g: canonicalize(g, log=log),
         # Scalars known now are constants; comparisons of indices that are decided are gone.

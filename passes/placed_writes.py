@@ -1,20 +1,27 @@
-"""Library calls that write one place of an array, as updates: a cache's keys of one token.
+"""Library calls that write positions of an array, as updates: a cache's keys of one token, or of one for each sequence.
 
-A call of many places is left to the library: its time goes into moving them, and which of two elements for one place is
-written last is its own business.
+On a CPU a call of many positions is left to the library: its time goes into moving them, and which of two elements for
+one position is written last is its own business. On a GPU either is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from fusec.ir.attributes import ExternAttributes, ShapeAttributes, SliceAttributes, UpdateAttributes
+from fusec.ir.attributes import (
+    ExternAttributes,
+    PermuteAttributes,
+    ShapeAttributes,
+    SliceAttributes,
+    UpdateAttributes,
+)
 from fusec.ir.graph import Graph
 from fusec.ir.index import add
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import Dim, i32, i64
+from fusec.ir.types import Dim, DType, i32, i64
 from fusec.passes.rewrite import Rewriter, Sweep
 from fusec.runtime.library import Operand, parse_arguments
 
@@ -23,29 +30,30 @@ Shape = tuple[Dim, ...]
 
 @dataclass(frozen=True, eq=False)
 class _Write:
-    """A library call that writes one index along an axis of its first operand, and what is to take its place.
+    """A library call that writes positions along axes of its first operand, and what is to take its place.
 
     end: the op whose result is the array written to: the call, or the update that writes all of a box of the array
-    back, after ``between``. axis: of the call's operand; own_axis: of the array. wraps: an index below 0 counts from
-    the end, and the value broadcasts.
+    back, after ``between``. axes: of the call's operand, each with its index; own_axes: of the array. count: how many
+    positions. wraps: an index below 0 counts from the end, and the value broadcasts.
     """
 
     call: Op
     end: Op
     between: tuple[Op, ...]
-    axis: int
-    own_axis: int
+    axes: tuple[int, ...]
+    own_axes: tuple[int, ...]
+    count: int
     wraps: bool
 
 
-def with_placed_writes(graph: Graph) -> Graph:
-    """The graph with calls that write one place of an input, or of a box of it, as updates.
+def with_placed_writes(graph: Graph, *, several: bool = False) -> Graph:
+    """The graph with calls that write one position of an input, or of a box of it, or ``several``, as updates.
 
     A call on a box is followed by an update that writes all of the box back: both become one update, of which the
     box as the call left it is a slice.
     """
     while True:
-        writes = _find(graph)
+        writes = _find(graph, several)
         if not writes:
             return graph
         gone = {op for write in writes.values() for op in (write.call, *write.between) if op is not write.end}
@@ -63,24 +71,45 @@ def with_placed_writes(graph: Graph) -> Graph:
         graph = graph.with_ops(sweep.ops)
 
 
-def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value:
+def library_write(r: Rewriter, base: Value, value: Value, positions: Sequence[Value]) -> Value:
     """The update that ``r`` looks at, as a library call, on the box of the array that it is for."""
     assert isinstance(r.op.attributes, UpdateAttributes)
-    starts, axis = r.op.attributes.starts, r.op.attributes.axis
-    shape = value.type.shape
-    assert axis is not None
-    box = (*shape[:axis], base.type.shape[axis], *shape[axis + 1 :])
+    starts, axes = r.op.attributes.starts, r.op.attributes.axes
+    box = tuple(base.type.shape[a] if a in axes else n for a, n in enumerate(value.type.shape))
     seen = base
     if box != base.type.shape:
         seen = r.emit("slice", base, attributes=_box(starts, box))
-    text = f"($0, {axis}, $1, $2), {{}}"
-    attributes = ExternAttributes("aten.index_copy.default", text, (seen.type,), "writes through an index")
-    made = r.emit("extern", seen, r.reshape(place, (1,)), value, attributes=attributes)
+    rows = [r.reshape(v, (v.type.count,)) for v in positions]
+    if len(axes) == 1:
+        target, text = "aten.index_copy.default", f"($0, {axes[0]}, $1, $2), {{}}"
+    else:
+        every = ["None"] * (max(axes) + 1)
+        for number, axis in enumerate(axes):
+            every[axis] = f"${number + 1}"
+        target, text = "aten.index_put.default", f"($0, [{', '.join(every)}], ${len(axes) + 1}), {{}}"
+        value = _as_found(r, value, axes)
+    attributes = ExternAttributes(target, text, (seen.type,), "writes through an index")
+    made = r.emit("extern", seen, *rows, value, attributes=attributes)
     return made if seen is base else r.emit("update", base, made, attributes=UpdateAttributes(starts))
 
 
-def _find(graph: Graph) -> dict[Op, _Write]:
-    """By their ends, the writes of one place."""
+def _as_found(r: Rewriter, value: Value, axes: tuple[int, ...]) -> Value:
+    """What an update writes, with its axes as indexing by several arrays gives them."""
+    others = [n for a, n in enumerate(value.type.shape) if a not in axes[1:]]
+    value = r.reshape(value, tuple(others))
+    if _are_beside(axes):
+        return value
+    order = (axes[0], *(a for a in range(len(others)) if a != axes[0]))
+    return r.emit("permute", value, attributes=PermuteAttributes(order))
+
+
+def _are_beside(axes: Sequence[int]) -> bool:
+    """Whether indexing along these axes leaves the axis of positions where the first of them was, not in front."""
+    return tuple(axes) == tuple(range(axes[0], axes[0] + len(axes)))
+
+
+def _find(graph: Graph, several: bool) -> dict[Op, _Write]:
+    """By their ends, the writes of one position, or of ``several``."""
     producers, uses = graph.producers(), graph.uses()
     number = {op: k for k, op in enumerate(graph.ops)}
     chained = _chained(graph, producers)
@@ -91,7 +120,7 @@ def _find(graph: Graph) -> dict[Op, _Write]:
             write = _find_write(op, op, ())
         elif isinstance(op.attributes, UpdateAttributes) and len(op.operands) == 2:
             write = _find_on_box(op, producers, uses)
-        if write is None:
+        if write is None or (write.count > 1 and not several):
             continue
         readers = [r for r in uses[write.call.result] if write.end is not write.call and r not in write.between]
         if all(number[r] > number[op] or r is op for r in readers):
@@ -149,59 +178,75 @@ def _squeezed(shape: Shape) -> list[Dim]:
 
 
 def _find_write(call: Op, end: Op, between: tuple[Op, ...]) -> _Write | None:
-    if not isinstance(call.attributes, ExternAttributes) or len(call.operands) != 3 or len(call.results) != 1:
+    if not isinstance(call.attributes, ExternAttributes) or len(call.operands) < 3 or len(call.results) != 1:
         return None
     args, kwargs = parse_arguments(call.attributes.arguments)
     if kwargs:
         return None
+    base, *indices, value = call.operands
+    numbers = [Operand(k) for k in range(1, len(call.operands))]
+    axes: tuple[int, ...]
     match call.attributes.target, args:
-        case "aten.index_copy.default", (Operand(index=0), int() as axis, Operand(index=1), Operand(index=2)):
-            axis, wraps = axis % call.operands[0].type.rank, False
-        case "aten.index_put.default", (Operand(index=0), [*every, Operand(index=1)], Operand(index=2)):
-            if any(index is not None for index in every):
+        case "aten.index_copy.default", (Operand(index=0), int() as axis, *rest) if rest == numbers and len(rest) == 2:
+            axes, wraps = (axis % base.type.rank,), False
+        case "aten.index_put.default", (Operand(index=0), [*every], last) if last == numbers[-1]:
+            if [index for index in every if index is not None] != numbers[:-1]:
                 return None
-            axis, wraps = len(every), True
+            axes, wraps = tuple(a for a, index in enumerate(every) if index is not None), True
         case _:
             return None
-    base, index, value = call.operands
-    fits = value.type.dtype == base.type.dtype and (wraps or value.type.shape == _one_of(base.type.shape, axis))
-    known = isinstance(base.type.shape[axis], int) and 0 not in base.type.shape
-    if not fits or not known or index.type.dtype not in ((i32, i64) if wraps else (i64,)) or index.type.count != 1:
+    count = _count_of(indices, (i32, i64) if wraps else (i64,))
+    shape = base.type.shape
+    fits = value.type.dtype == base.type.dtype and (wraps or value.type.shape == _box_of(shape, axes, count))
+    known = count and 0 not in shape and all(isinstance(shape[axis], int) for axis in axes)
+    if not fits or not known:
         return None
-    own_axis = axis if end is call else _axis_in(end, base.type.shape, axis)
-    return None if own_axis is None else _Write(call, end, between, axis, own_axis, wraps)
+    own_axes = axes if end is call else _axes_in(end, shape, axes)
+    return None if own_axes is None else _Write(call, end, between, axes, own_axes, count, wraps)
 
 
-def _one_of(shape: Shape, axis: int) -> Shape:
-    return (*shape[:axis], 1, *shape[axis + 1 :])
+def _count_of(indices: Sequence[Value], dtypes: tuple[DType, ...]) -> int:
+    """How many positions rows of indices name together; 0 for what they are not."""
+    counts = {1}
+    for v in indices:
+        if v.type.dtype not in dtypes or not v.type.is_static or (v.type.rank > 1 and v.type.count != 1):
+            return 0
+        counts.add(prod(v.type.static_shape))
+    return max(counts) if len(counts) <= 2 and 0 not in counts else 0
 
 
-def _axis_in(update: Op, shape: Shape, axis: int) -> int | None:
-    """The axis of an updated array that is ``axis`` of ``shape``, the box's but for axes of 1; None where the box has
-    not all of it."""
+def _box_of(shape: Shape, axes: tuple[int, ...], count: int) -> Shape:
+    """The shape of what an update writes at positions along axes of a box of this shape."""
+    return tuple(count if a == axes[0] else 1 if a in axes else n for a, n in enumerate(shape))
+
+
+def _axes_in(update: Op, shape: Shape, axes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes of an updated array that are ``axes`` of ``shape``, the box's but for axes of 1; None where the box has
+    not all of them."""
     base, value = update.operands
-    if shape[axis] == 1:
-        return None
     long = [a for a, n in enumerate(value.type.shape) if n != 1]
-    found = long[len(_squeezed(shape[:axis]))]
-    return found if value.type.shape[found] == base.type.shape[found] else None
+    found = []
+    for axis in axes:
+        own = long[len(_squeezed(shape[:axis]))] if shape[axis] != 1 else None
+        if own is None or value.type.shape[own] != base.type.shape[own]:
+            return None
+        found.append(own)
+    return tuple(found)
 
 
 def _replace(r: Rewriter, write: _Write) -> None:
     """Emits the update, and after it the box as the call left it."""
-    end, (seen, index, value) = write.end, write.call.operands
+    end, (seen, *indices, value) = write.end, write.call.operands
     base, shape = end.operands[0], seen.type.shape
     starts: Shape = (0,) * base.type.rank
     if isinstance(end.attributes, UpdateAttributes):
         shape, starts = end.operands[1].type.shape, end.attributes.starts
-    place = r.cast(r.reshape(index, ()), i64)
+    positions = [_positions(r, index, write, base.type.shape[a]) for index, a in zip(indices, write.own_axes)]
     if write.wraps:
-        place = _wrapped(r, place, base.type.shape[write.own_axis])
-        left, right = seen.type.shape[: write.axis], seen.type.shape[write.axis + 1 :]
-        value = r.broadcast(value, (*left, *index.type.shape, *right))
-    value = r.reshape(value, _one_of(shape, write.own_axis))
-    attributes = UpdateAttributes(starts, write.own_axis)
-    r.emitted.append(Op(OPS["update"], (base, value, place), attributes, end.results, end.location))
+        value = _as_written(r, value, write, indices)
+    value = r.reshape(value, _box_of(shape, write.own_axes, write.count))
+    attributes = UpdateAttributes(starts, write.own_axes)
+    r.emitted.append(Op(OPS["update"], (base, value, *positions), attributes, end.results, end.location))
     if end is not write.call:
         left_there = r.emit("slice", end.result, attributes=_box(starts, shape))
         result = write.call.result
@@ -209,10 +254,29 @@ def _replace(r: Rewriter, write: _Write) -> None:
         r.emitted.append(Op(OPS["reshape"], (left_there,), back, (result,), write.call.location))
 
 
-def _wrapped(r: Rewriter, place: Value, extent: Dim) -> Value:
-    assert isinstance(extent, int)
-    below = r.emit("lt", place, r.constant(0, place))
-    return r.emit("select", below, r.emit("add", place, r.constant(extent, place)), place)
+def _positions(r: Rewriter, index: Value, write: _Write, extent: Dim) -> Value:
+    """An index as an update has it, none below 0."""
+    row = r.cast(r.reshape(index, () if index.type.count == 1 else (index.type.count,)), i64)
+    if write.wraps:
+        assert isinstance(extent, int)
+        below = r.emit("lt", row, r.constant(0, row))
+        row = r.emit("select", below, r.emit("add", row, r.constant(extent, row)), row)
+    return r.broadcast(row, (write.count,)) if write.count > 1 else row
+
+
+def _as_written(r: Rewriter, value: Value, write: _Write, indices: Sequence[Value]) -> Value:
+    """The value of indexing by arrays, with its positions where the first axis that is indexed was."""
+    shape, axes = write.call.operands[0].type.shape, write.axes
+    rank = max(v.type.rank for v in indices)
+    row = (1,) * (rank - 1) + (write.count,) if rank else ()
+    others = [n for a, n in enumerate(shape) if a not in axes]
+    front = axes[0] if _are_beside(axes) else 0
+    value = r.broadcast(value, (*others[:front], *row, *others[front:]))
+    value = r.reshape(value, (*others[:front], write.count, *others[front:]))
+    if front == axes[0]:
+        return value
+    order = (*range(1, axes[0] + 1), 0, *range(axes[0] + 1, len(others) + 1))
+    return r.emit("permute", value, attributes=PermuteAttributes(order))
 
 
 def _box(starts: Shape, shape: Shape) -> SliceAttributes:

@@ -29,12 +29,13 @@ from fusec.passes.placed_writes import library_write, with_placed_writes
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
-def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozenset()) -> Graph:
+def open_writes(graph: Graph, *, in_place: bool = True, several: bool = False, but: Set[str] = frozenset()) -> Graph:
     """Afterwards each ``update`` writes into an input's memory; the others, and those named in ``but``, are maps.
 
-    So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only.
+    So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only. ``several``:
+    kernels can write several positions that are data, in any order.
     """
-    graph = _with_whole_writes(with_placed_writes(graph)) if in_place else graph
+    graph = _with_whole_writes(with_placed_writes(graph, several=several)) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
     kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
@@ -207,7 +208,9 @@ def _is_beside(op: Op, update: Op) -> bool:
     ends = zip(op.attributes.starts, op.attributes.stops, op.attributes.steps, strict=True)
     written = zip(update.attributes.starts, update.operands[1].type.shape, strict=True)
     return any(
-        step > 0 and axis != update.attributes.axis and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
+        step > 0
+        and axis not in update.attributes.axes
+        and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
         for axis, ((first, stop, step), (start, n)) in enumerate(zip(ends, written, strict=True))
     )
 
@@ -227,9 +230,9 @@ def _opening(kept: Set[Value]) -> Rule:
         """update(x, y) ⇒ select(inside, spread(y), x)"""
         if r.op.result in kept:
             return None
-        base, value, *place = r.operands
-        if place:
-            return library_write(r, base, value, place[0])
+        base, value, *positions = r.operands
+        if positions:
+            return library_write(r, base, value, positions)
         if 0 in value.type.shape:
             return base
         if value.type.shape == base.type.shape:

@@ -206,9 +206,11 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "update": many(
         Sample((t(f32, B, 4), t(f32, B, 2)), UpdateAttributes((0, 1))),
         Sample((t(f32, 5, 4), t(f32, 2, 4)), UpdateAttributes((3, 0))),
-        Sample((t(f32, 5, 4), t(f32, 1, 4), t(i64)), UpdateAttributes((0, 0), 0), below=5),
+        Sample((t(f32, 5, 4), t(f32, 1, 4), t(i64)), UpdateAttributes((0, 0), (0,)), below=5),
+        Sample((t(f32, 5, 4), t(f32, 3, 2), t(i32, 3)), UpdateAttributes((0, 1), (0,)), below=5),
+        Sample((t(f32, 5, 2, 4), t(f32, 3, 2, 1), t(i64, 3), t(i64, 3)), UpdateAttributes((0, 0, 0), (0, 2)), below=4),
     ),
-    "copy_at": many(Sample((t(f32, 2, B), t(i32)), CopyAtAttributes(1), below=9)),
+    "copy_at": many(Sample((t(f32, 2, B), t(i32)), CopyAtAttributes((1,), (12,)), below=9)),
     "extern": many(
         Sample((_X,), ExternAttributes("aten.sort", _ODD_TEXT, (_X, t(i64, 2, 3)), "new: sort")),
         Sample((), ExternAttributes("numpy.seterr", "((), {})", ())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import assert_never
@@ -20,7 +20,7 @@ from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbo
 from fusec.ir.indexing import substitute
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import fixed
-from fusec.tile.kernel import Kernel
+from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
@@ -57,7 +57,7 @@ class BlockEmitter:
         if not isinstance(grid, Grid):
             raise LoweringError(f"{kernel.name} does not start with a grid")
         self.kernel, self.grid = kernel, grid
-        self.layout: Layout = layout_of(kernel, grid.body, vectors=vectors)
+        self.layout: Layout = layout_of(kernel, grid.body, vectors=vectors and not kernel.moves)
         self.style = Style(kernel)
         self.names = Names({kernel.name, "THREADS", "CLUSTER", "LANES", "VECTOR", "ROWS"})
         self.buffers: dict[Buffer, str] = {}
@@ -206,11 +206,33 @@ class BlockEmitter:
                 value = self._moved(s, point) or stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
                     into = name + self._subscripts(self.shapes[s.target], point)
+                elif moves := [move for move in self.kernel.moves if move.buffer is s.target]:
+                    into = self._moved_element(s, moves, point)
                 else:
                     into = f"{out}[{point.lane}]" if out else self._element(target)
                 self.writer.line(f"{into} = {bare(value)};")
             if out:
                 self.writer.line(f"store({self._address(target)}, {out});")
+
+    def _moved_element(self, s: Store, moves: Sequence[Move], point: Point) -> str:
+        """An element at subscripts that are data, after the test that they are in range."""
+        index, terms, tests = list(s.index), [], []
+        for move in moves:
+            to = subscript_of(move, s)
+            if is_in_range(move, to):
+                assert isinstance(to, int | Expr)
+                index[move.axis] = to
+                continue
+            index[move.axis], name = 0, self.names.unique("to")
+            text = self.index(to) if isinstance(to, int | Expr) else self._scalar(to, point)
+            self.writer.line(f"const long long {name} = {bare(text)};")
+            terms.append(f"{name} * {self.index(s.target.strides[move.axis])}")
+            tests.append(f"{name} >= 0 && {name} < {self.index(move.extent)}")
+        into = self._element(Load(s.target, tuple(index)))
+        if not terms:
+            return into
+        self.writer.line(f"if ({' && '.join(tests)})")
+        return f"{into.removesuffix(']')} + {' + '.join(terms)}]"
 
     def _reduce(self, s: Reduce) -> None:
         held = self.shapes[s.target]

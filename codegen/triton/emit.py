@@ -11,13 +11,13 @@ from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.scalars import PASSING, Scalars
 from fusec.codegen.triton.spelling import type_name
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, mul, product
+from fusec.ir.index import Expr, Index, Symbol, mul, product
 from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import DType
-from fusec.tile.kernel import Kernel
+from fusec.tile.kernel import Kernel, is_in_range, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
-from fusec.tile.scalar import Buffer, Load, loads
+from fusec.tile.scalar import Buffer, Load, Subscript, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -277,10 +277,19 @@ class _Emitter(Scalars):
             value = f"tl.full([{shape}], {value}, {dtype})"
         else:
             value = f"tl.broadcast_to({value}, [{shape}]).to({dtype})"
-        if self._put(s, value):
+        moves = [move for move in self.kernel.moves if move.buffer is s.target]
+        if not moves and self._put(s, value):
             return
-        where = self.pointer(s.target, s.index)
-        mask = self.mask()
+        index: list[Subscript] = list(s.index)
+        conditions = []
+        for move in moves:
+            to = index[move.axis] = subscript_of(move, s)
+            if not is_in_range(move, to):
+                text = self.index(to) if isinstance(to, int | Expr) else self.once(self.scalar(to), "to")
+                conditions.append(f"({text} >= 0) & ({text} < {self.index(move.extent)})")
+        where = self.pointer(s.target, index)
+        conditions += [live] if (live := self.mask()) else []
+        mask = " & ".join(f"({c})" for c in conditions) if len(conditions) > 1 else "".join(conditions)
         tail = f", mask={mask}" if mask else ""
         tail += PASSING if self.passing else ""
         self.line(f"tl.store(tl.broadcast_to({where}, [{shape}]), {value}{tail})")

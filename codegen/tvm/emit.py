@@ -6,6 +6,7 @@ one point is one parallel loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import assert_never
 
@@ -22,6 +23,7 @@ from fusec.codegen.tvm.softmax_exp import emit_softmax_exp
 from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
+from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.types import bf16, most_of
@@ -44,7 +46,7 @@ from fusec.tile.nodes import (
     statements,
     uses_tiles,
 )
-from fusec.tile.scalar import Buffer, IndexValue, Load, ScalarExpr
+from fusec.tile.scalar import Buffer, IndexValue, Load, ScalarExpr, loads, reindex
 
 STACK_BYTES = 256 * 1024
 """Larger scratch comes from the heap."""
@@ -81,14 +83,19 @@ class Emitter:
         self.context.memory[buffer] = memory
         return [bound, declared]
 
-    def moved(self, move: Move, address: Node) -> list[Node]:
-        """The memory of a parameter that lies some elements after its address; what says how many is declared."""
+    def moved(self, buffer: Buffer, moves: Sequence[Move], address: Node) -> list[Node]:
+        """A parameter's memory, some elements after its address where data say so; what they are is declared."""
         code = self.code()
-        by = Points(self.context, code, self.numbers, None, None).value(move.by)
-        step = tirx.Mul(tirx.Cast("int64", by.node), tirx.Cast("int64", self.context.index(move.stride)))
-        nbytes = tirx.Mul(step, tir.integer(move.buffer.dtype.itemsize, "int64"))
-        place = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_place")
-        return [*code.statements, *self.declared(move.buffer, place)]
+        for move in moves:
+            if any(move.at in load.symbols for load in loads(move.to)):
+                raise LoweringError("several positions that are data, in a kernel for a CPU")
+            to = reindex(move.to, {move.at: 0})
+            by = Points(self.context, code, self.numbers, None, None).value(to)
+            stride = tirx.Cast("int64", self.context.index(buffer.strides[move.axis]))
+            step = tirx.Mul(tirx.Cast("int64", by.node), stride)
+            nbytes = tirx.Mul(step, tir.integer(buffer.dtype.itemsize, "int64"))
+            address = code.let_index(tirx.Add(address, nbytes), "int64", f"{buffer.name}_place")
+        return [*code.statements, *self.declared(buffer, address)]
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()
@@ -243,7 +250,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
     """The PrimFunc of a kernel: one int64 address a parameter, in order, then one int64 a size."""
     emitter = Emitter(kernel, target)
     addresses = [tir.variable(f"{buffer.name}_address", "int64") for buffer in kernel.parameters]
-    moves = {move.buffer: move for move in kernel.moves}
+    moves = {buffer: [move for move in kernel.moves if move.buffer is buffer] for buffer in kernel.parameters}
     statements: list[Node] = []
     sizes = []
     for size in kernel.sizes:
@@ -252,10 +259,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
         statements.append(tir.bind(emitter.context.bind(size), narrow))
     for buffer, address in zip(kernel.parameters, addresses, strict=True):
-        if buffer in moves:
-            statements += emitter.moved(moves[buffer], address)
-        else:
-            statements += emitter.declared(buffer, address)
+        statements += emitter.moved(buffer, moves[buffer], address)
     body = emitter.block(kernel.body)
     whole = tir.block([*statements, *body])
     for text in sorted(emitter.context.imports):

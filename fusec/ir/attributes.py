@@ -139,18 +139,24 @@ class SliceAttributes(Attributes):
 class UpdateAttributes(Attributes):
     """Where the second operand is written in the first: ``result[start + i] = value[i]``, a start for each axis.
 
-    ``axis``: where a third operand, an index of one element, never negative, is the start; ``starts`` has 0 there.
+    ``axes``: those along which further operands, one for each and never negative, say where; ``starts`` has 0 there.
+    0-d operands are starts. Operands of ``n`` elements are positions: the value has ``n`` places along the first of the
+    axes and one along the others, and place ``i`` goes to ``(a[i], b[i], ...)``; of equal positions any one stays.
     """
 
     starts: tuple[Dim, ...]
-    axis: int | None = None
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class CopyAtAttributes(Attributes):
-    """The axis along which what is copied starts at the second operand, an index of one element."""
+    """The axes along which further operands say where the copy goes, as those of an ``update`` do.
 
-    axis: int
+    ``extents``: those of the array that is written, along these axes.
+    """
+
+    axes: tuple[int, ...]
+    extents: tuple[Dim, ...]
 
 
 @dataclass(frozen=True)

@@ -150,10 +150,18 @@ def require_same_dtype(types: Sequence[TensorType]) -> None:
         raise TypeRuleError(f"operands {show(types)} have different dtypes; cast them to one dtype")
 
 
-def require_place(t: TensorType) -> None:
-    """TypeRuleError unless the type is one integer."""
-    if not t.dtype.is_integer or t.rank:
-        raise TypeRuleError(f"the place is {t}; it must be a 0-d integer")
+def require_positions(value: TensorType, axes: Sequence[int], positions: Sequence[TensorType]) -> None:
+    """TypeRuleError unless there is an integer, or a row of them for the value's places, for each axis."""
+    if len(axes) != len(positions):
+        raise TypeRuleError(f"axes={list(axes)} and {len(positions)} operands for them: each axis has its own")
+    require_axes(axes, value)
+    for t in positions:
+        if not t.dtype.is_integer or t.rank > 1 or t.shape != positions[0].shape:
+            raise TypeRuleError(f"the positions are {t}; they must be 0-d integers, or rows of as many integers")
+    if positions and positions[0].rank:
+        wanted = [positions[0].shape[0], *(1 for _ in axes[1:])]
+        if [value.shape[axis] for axis in axes] != wanted:
+            raise TypeRuleError(f"{value} has not {wanted} places along axes {list(axes)}, as its positions ask for")
 
 
 def require_axes(axes: Sequence[int], of: TensorType, *, ascending: bool = False) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import VerifyError
 from fusec.ir.attributes import NO_ATTRIBUTES
@@ -22,7 +23,7 @@ from fusec.ir.indexing import round_up
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
-from fusec.tile.kernel import Kernel, Move
+from fusec.tile.kernel import Kernel, Move, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -48,20 +49,16 @@ def run(kernel: Kernel, arrays: Sequence[Array], sizes: Mapping[str, int] | None
             )
         state.arrays[buffer] = array
     with np.errstate(all="ignore"):
-        interpreter = _Interpreter(kernel, state)
         for move in kernel.moves:
-            interpreter.move(move, known)
-        interpreter.block(kernel.body, known)
+            state.arrays[move.buffer] = _whole(state.arrays[move.buffer], move, known)
+        _Interpreter(kernel, state).block(kernel.body, known)
 
 
-class _After:
-    """What lies so many bytes after an array, as an array of its kind."""
-
-    def __init__(self, array: Array, nbytes: int) -> None:
-        self._array = array  # which keeps the memory
-        described = dict(array.__array_interface__)
-        address, is_constant = described["data"]
-        self.__array_interface__ = {**described, "data": (address + nbytes, is_constant), "strides": array.strides}
+def _whole(array: Array, move: Move, sizes: Mapping[Symbol, int]) -> Array:
+    """The array that an output lies in, from the output's address on."""
+    shape = list(array.shape)
+    shape[move.axis] = _integer(move.extent, sizes)
+    return as_strided(array, shape, array.strides)
 
 
 class _State:
@@ -86,11 +83,6 @@ class _Interpreter:
     def __init__(self, kernel: Kernel, state: _State) -> None:
         self.kernel = kernel
         self.state = state
-
-    def move(self, move: Move, at: Points) -> None:
-        array = self.state.arrays[move.buffer]
-        steps = int(self._value(move.by, _Domain(at, ()))) * _index(move.stride, at)
-        self.state.arrays[move.buffer] = np.asarray(_After(array, steps * array.itemsize))
 
     def block(self, statements: Block, at: Points) -> None:
         for statement in statements:
@@ -145,7 +137,19 @@ class _Interpreter:
         if 0 in domain.shape:
             return
         value = self._value(statement.value, domain)
-        self._write(statement.target, _places(statement.index, domain.symbols, domain.shape), value)
+        places = _places(statement.index, domain.symbols, domain.shape)
+        if isinstance(statement, Store):
+            places = self._moved(statement, places, domain)
+        self._write(statement.target, places, value)
+
+    def _moved(self, store: Store, places: tuple[Array, ...], domain: _Domain) -> tuple[Array, ...]:
+        found = list(places)
+        for move in self.kernel.moves:
+            if move.buffer is store.target:
+                to = subscript_of(move, store)
+                at = _index(to, domain.symbols) if isinstance(to, int | Expr) else self._value(to, domain)
+                found[move.axis] = np.broadcast_to(at, domain.shape).astype(np.int64)
+        return tuple(found)
 
     def _reduce(self, statement: Reduce, at: Points) -> None:
         target = statement.target

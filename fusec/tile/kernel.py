@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fusec.ir.index import Symbol
+from fusec.ir.index import Expr, Symbol, is_at_least, is_below
 from fusec.ir.types import Dim, DType
-from fusec.tile.nodes import Block
-from fusec.tile.scalar import Buffer, ScalarExpr
+from fusec.tile.nodes import Block, Store
+from fusec.tile.scalar import Buffer, Const, IndexValue, ScalarExpr, Subscript, reindex
 from fusec.tile.templates import Template
 
 Language = Literal["tir", "triton", "cuda"]
@@ -17,11 +17,34 @@ Language = Literal["tir", "triton", "cuda"]
 
 @dataclass(frozen=True)
 class Move:
-    """A parameter whose elements lie ``by * stride`` elements after its address; ``by`` is a number in parameters."""
+    """Where the elements of an output go along an axis: data tell.
+
+    What is stored at subscript ``at`` along the axis ``along`` goes to ``to``, an integer in parameters, along ``axis``
+    of an array that has ``extent`` places there and begins at the output's address.
+    """
 
     buffer: Buffer
-    by: ScalarExpr
-    stride: Dim
+    axis: int
+    along: int
+    at: Symbol
+    to: ScalarExpr
+    extent: Dim
+
+
+def subscript_of(move: Move, store: Store) -> Subscript:
+    """The subscript along the moved axis that a store has: an index expression where it is one."""
+    to = reindex(move.to, {move.at: store.index[move.along]})
+    match to:
+        case IndexValue(index=index):
+            return index
+        case Const(value=value):
+            return int(value.real)
+    return to
+
+
+def is_in_range(move: Move, to: Subscript) -> bool:
+    """Whether a subscript is known to lie in the array that is written."""
+    return isinstance(to, int | Expr) and is_at_least(to, 0) and is_below(to, move.extent)
 
 
 @dataclass(frozen=True)
@@ -58,7 +81,7 @@ class Kernel:
     addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: the same
     work as a record, for a backend that has such a loop nest by hand. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
-    ``moves``: outputs whose places in their arrays are data, on a CPU.
+    ``moves``: outputs whose places in their arrays are data.
     """
 
     name: str

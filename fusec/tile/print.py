@@ -48,7 +48,9 @@ def print_kernel(kernel: Kernel) -> str:
         p = kernel.template.pipeline
         launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' ping-pong' if p.ping_pong else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
-    lines += [f"{_INDENT}{m.buffer} starts at {print_scalar(m.by)} * {_index(m.stride)}" for m in kernel.moves]
+    for m in kernel.moves:
+        to = f"{print_scalar(m.to)} of {_index(m.extent)}"
+        lines.append(f"{_INDENT}{m.buffer} at {m.at} of axis {m.along} goes to {to} along axis {m.axis}")
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])
 

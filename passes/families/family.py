@@ -50,8 +50,12 @@ class GpuMachine:
         return evaluate(extent, self.usual)
 
     def writes_cuda(self, context: LoweringContext) -> bool:
-        """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones."""
-        return self.cuda and not sizes_of(context.body)
+        """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones.
+
+        Maps and reductions alone go there where data say.
+        """
+        plain = all(op.name != "dot" for op in context.body.ops)
+        return self.cuda and not sizes_of(context.body) and (plain or not context.moves_results)
 
     def some(self, found: list[GpuSchedule], what: str) -> list[GpuSchedule]:
         """What was found. LoweringError for nothing."""

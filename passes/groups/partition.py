@@ -289,15 +289,15 @@ def _shown_often(op: Op, producers: Mapping[Value, Op]) -> Iterator[tuple[Value,
 def _copied_twice(graph: Graph) -> set[Value]:
     """Values that are copied to be written into an input, and are themselves copies: made by a kernel before."""
     producers = graph.producers()
-    writers = (producers[op.operands[1]] for op in graph.ops if op.definition.kind == "write")
-    copied = (op.operands[0] for op in writers)
+    writers = (producers.get(op.operands[1]) for op in graph.ops if op.definition.kind == "write")
+    copied = (op.operands[0] for op in writers if op is not None and op.operands)
     return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
 
 
 def _positions_read(graph: Graph) -> set[Value]:
     """Where copies are put: a kernel reads that before it starts."""
     producers = graph.producers()
-    return {under_views(op.operands[1], producers) for op in graph.ops if op.name == "copy_at"}
+    return {under_views(v, producers) for op in graph.ops if op.name == "copy_at" for v in op.operands[1:]}
 
 
 def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import CopyAtAttributes, DotAttributes
 from fusec.ir.graph import FusedAttributes, Graph
-from fusec.ir.index import Index, Symbol, product
-from fusec.ir.indexing import most, slope, substitute
+from fusec.ir.index import Index, Symbol, product, symbol
+from fusec.ir.indexing import last, most, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import symbols_in
@@ -19,7 +19,7 @@ from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.kernel import BlockTraits, Kernel, Move
 from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, SoftmaxExp, Store, statements
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of, walk
+from fusec.tile.scalar import Apply, Buffer, IndexValue, Load, ScalarExpr, loads, offset_of, walk
 from fusec.tile.views import Subscripts, settled
 
 Strides = tuple[Dim, ...]
@@ -164,8 +164,8 @@ class LoweringContext:
         traits: BlockTraits = _PLAIN,
     ) -> tuple[Kernel, tuple[Value | Buffer, ...]]:
         """A kernel of the group and its arguments; ``scratch`` is what it may read besides the group's inputs."""
-        moves = tuple(move for b in outputs if (move := self._move(b)) is not None)
-        used = buffers_in(body) | {x.buffer for move in moves for x in loads(move.by)}
+        moves = tuple(move for b in outputs for move in self._moves(b))
+        used = buffers_in(body) | {x.buffer for move in moves for x in loads(move.to)}
         value_of = {b: v for v, b in self.buffers.items()}
         inputs = [self.buffers[v] for v in self.body.inputs if self.buffers[v] in used]
         others = [b for b in (*self.extra, *scratch) if b in used]
@@ -184,13 +184,26 @@ class LoweringContext:
         )
         return made, tuple(value_of.get(b, b) for b in parameters)
 
-    def _move(self, buffer: Buffer) -> Move | None:
-        """How far an output lies from its address, where that is known at the call only."""
+    @property
+    def moves_results(self) -> bool:
+        """Whether data say where a result goes."""
+        producers = self.producers
+        return any((op := producers.get(v)) is not None and op.name == "copy_at" for v in self.body.outputs)
+
+    def _moves(self, buffer: Buffer) -> Iterator[Move]:
+        """Where the elements of an output go, where that is known at the call only."""
         value = next((v for v, b in self.buffers.items() if b is buffer), None)
         made = self.producers.get(value) if value is not None else None
         if made is None or not isinstance(made.attributes, CopyAtAttributes):
-            return None
-        return Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[made.attributes.axis])
+            return
+        axes, extents = made.attributes.axes, made.attributes.extents
+        for position, axis, extent in zip(made.operands[1:], axes, extents, strict=True):
+            rows, along = position.type.rank > 0, axes[0] if position.type.rank else axis
+            at = symbol("at", 0, last(buffer.shape[along]))
+            to = self.inliner.at(position, (at,) if rows else ())
+            if not rows and buffer.shape[axis] != 1:
+                to = Apply("add", (to, IndexValue(at, to.dtype)), to.dtype)
+            yield Move(buffer, axis, along, at, to, extent)
 
     def input_of(self, buffer: Buffer) -> Value:
         """The body input that a parameter buffer stands for."""

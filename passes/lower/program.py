@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, UpdateAttributes
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, CopyAtAttributes, ExternAttributes, UpdateAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import add, mul
 from fusec.ir.nodes import Op, Value
@@ -63,7 +63,10 @@ def assemble(
     owned = _owned_by_caller(graph)
     a.placed = placed(graph)
     a.written = {a.slot_of[v] for op in a.placed.values() if (v := op.operands[0]) in a.slot_of}
+    needed = _needed(graph)
     for op in graph.ops:
+        if op not in needed:
+            continue
         if isinstance(op.attributes, FusedAttributes):
             _fused(a, op, owned)
         elif isinstance(op.attributes, ExternAttributes):
@@ -87,6 +90,16 @@ def assemble(
         tuple(a.reports),
         tuple(a.declined),
     )
+
+
+def _needed(graph: Graph) -> set[Op]:
+    """The ops that run: not those that say where an update goes alone, which its kernel computes again."""
+    read, found = set(graph.outputs), set[Op]()
+    for op in reversed(graph.ops):
+        if op.definition.kind not in ("elementwise", "view", "create") or not read.isdisjoint(op.results):
+            found.add(op)
+            read.update(op.operands[:2] if isinstance(op.attributes, UpdateAttributes) else op.operands)
+    return found
 
 
 def _output_slots(a: _Assembly) -> tuple[int, ...]:
@@ -196,7 +209,10 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     if isinstance(lowered, Pieces):
         for piece in lowered.ops:
             if isinstance(piece.attributes, ExternAttributes):
-                _extern(a, piece, piece.attributes)
+                raw = {r: Value(r.type, f"{r.name}_raw") for r in piece.results if r in a.placed}
+                _extern(a, replace(piece, results=tuple(raw.get(r, r) for r in piece.results)), piece.attributes)
+                for result, source in raw.items():
+                    _copied(a, source, result, piece, owned)
             else:
                 _fused(a, piece, owned)
         return
@@ -328,10 +344,18 @@ def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Str
 
     ops = [replace(o, operands=renamed(o.operands), results=renamed(o.results)) for o in body.ops]
     _interpreted(a, ops, op.operands, renamed(op.results), reason)
+    producers = body.producers()
     for result, source in raw.items():
-        copy = Op(OPS["copy"], (source,), NO_ATTRIBUTES, (result,), op.location)
-        inner = Graph(result.name, (source,), (result,), (copy,))
-        _fused(a, Op(OPS["fused"], (source,), FusedAttributes("map", inner), (result,), op.location), owned)
+        _copied(a, source, result, producers[result], owned)
+
+
+def _copied(a: _Assembly, source: Value, result: Value, made: Op, owned: dict[Value, Strides]) -> None:
+    """A kernel that puts what a call gave where ``made`` was to put it."""
+    copy = Op(OPS["copy"], (source,), NO_ATTRIBUTES, (result,), made.location)
+    if isinstance(made.attributes, CopyAtAttributes):
+        copy = replace(made, operands=(source, *made.operands[1:]), results=(result,))
+    inner = Graph(result.name, tuple(dict.fromkeys(copy.operands)), (result,), (copy,))
+    _fused(a, Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), (result,), made.location), owned)
 
 
 def _interpreted(

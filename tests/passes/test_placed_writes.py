@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import random_inputs
+from programs import random_inputs, run
 
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
@@ -68,7 +68,7 @@ def test_a_box_of_an_input_and_what_is_seen_of_it_after() -> None:
     assert "extern" not in names(placed)
     (update,) = (op for op in placed.ops if op.name == "update")
     assert str(update.attributes.starts) == "(4, 0, 0)"  # type: ignore[attr-defined]
-    assert update.attributes.axis == 1  # type: ignore[attr-defined]
+    assert update.attributes.axes == (1,)  # type: ignore[attr-defined]
     same(made, placed)
 
 
@@ -92,6 +92,65 @@ def test_other_calls_stay(change: tuple[str, str]) -> None:
     same(made, placed)
 
 
+MANY = {
+    "copied": ("[%i], [6, 3, 5]", "index_copy", "($0, 1, $1, $2)"),
+    "one axis": ("[%i], [6, 3, 5]", "index_put", "($0, [None, $1], $2)"),
+    "one axis, a number": ("[%i], [1]", "index_put", "($0, [None, None, $1], $2)"),
+    "neighbours": ("[%i, %j], [6, 3]", "index_put", "($0, [None, $1, $2], $3)"),
+    "neighbours in front": ("[%i, %j], [3, 5]", "index_put", "($0, [$1, $2], $3)"),
+    "apart": ("[%i, %j], [3, 8]", "index_put", "($0, [$1, None, $2], $3)"),
+    "three": ("[%i, %j, %i], [3]", "index_put", "($0, [$1, $2, $3], $4)"),
+    "apart, in the middle": ("[%i, %j], [3, 2, 3]", "index_put", "($0, [None, $1, None, $2], $3)"),
+    "one of one, one of three": ("[%o, %j], [3, 1]", "index_put", "($0, [$1, None, $2], $3)"),
+}
+
+
+def many(name: str) -> Graph:
+    operands, target, arguments = MANY[name]
+    x = "f32[2, 8, 3, 5]" if name.startswith("apart, in the middle") else "f32[6, 8, 5]"
+    indices, _, shape = operands[1:].partition("], ")
+    text = f"""graph @g(%x: {x}, %y: f32{shape}, %z: i64[3]) {{
+        %i = iota() {{axis=0}} : i64[3]
+        %two = mul(%i, i64(2)) : i64[3]
+        %j = sub(%two, i64(4)) : i64[3]
+        %o = slice(%i) {{starts=[1], stops=[2], steps=[1]}} : i64[1]
+        %u = extern(%x, {indices}, %y) {{target="aten.{target}.default", arguments="{arguments}, {{}}"}} : {x}
+        return %u mutates=0
+    }}"""
+    made = parse(text)
+    verify(made)
+    return made
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_several_positions(name: str) -> None:
+    made = many(name)
+    assert with_placed_writes(made) is made
+    placed = with_placed_writes(made, several=True)
+    assert names(placed).count("update") == 1
+    assert "extern" not in names(placed)
+    same(made, placed)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_several_positions_by_a_kernel(name: str) -> None:
+    """Which has its memory between guards, and writes what the call writes."""
+    made = many(name)
+    found = run(made, target="cuda:sm_90")
+    assert not found.calls
+    arrays = random_inputs(made)
+    np.testing.assert_array_equal(found.outputs[0], interpret(made, arrays, extern=call)[0])
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_several_positions_by_the_library_where_not_in_place(name: str) -> None:
+    made = many(name)
+    made = made.with_ops(made.ops, [*made.outputs])
+    opened = open_writes(with_placed_writes(made, several=True), but={"u"})
+    assert names(opened).count("extern") == 1
+    same(made, opened)
+
+
 def test_what_is_added_is_not_written() -> None:
     for added in ("True), {}", "), {'accumulate': True}"):
         text = f'target="aten.index_put.default", arguments="($0, [None, $1], $2{", " * added.startswith("T")}{added}"'
@@ -104,5 +163,5 @@ def test_a_library_call_again_where_the_array_is_not_written_in_place(body: str)
     made = graph(f"{body}\n%r = exp(%x) : f32[6, 8, 5]", "%u mutates=0, %r")  # reads what was there
     opened = open_writes(made)
     assert names(opened).count("extern") == 1
-    assert all(op.attributes.axis is None for op in opened.ops if op.name == "update")  # type: ignore[attr-defined]
+    assert all(not op.attributes.axes for op in opened.ops if op.name == "update")  # type: ignore[attr-defined]
     same(made, opened)

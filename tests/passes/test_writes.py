@@ -41,12 +41,12 @@ IN_PLACE = {
     "at a place": (
         "%s = reduce_sum(%y) {axes=[1]} : f32[2]\n%n = argmax(%s) {axis=0} : i64[]\n%at = add(%n, i64(4)) : i64[]\n"
         "%c = slice(%y) {starts=[0, 1], stops=[1, 7], steps=[1, 1]} : f32[1, 6]\n"
-        "%u = update(%x, %c, %at) {starts=[0, 2], axis=0} : f32[6, 8]",
+        "%u = update(%x, %c, %at) {starts=[0, 2], axes=[0]} : f32[6, 8]",
         "%u mutates=0",
     ),
     "at a constant place": (
         "%c = slice(%y) {starts=[0, 1], stops=[2, 2], steps=[1, 1]} : f32[2, 1]\n%e = exp(%c) : f32[2, 1]\n"
-        "%u = update(%x, %e, i64(5)) {starts=[1, 0], axis=1} : f32[6, 8]",
+        "%u = update(%x, %e, i64(5)) {starts=[1, 0], axes=[1]} : f32[6, 8]",
         "%u mutates=0",
     ),
     "read before, by what makes it": (
@@ -116,6 +116,18 @@ def test_what_is_written_over_what_makes_it_is_made_before() -> None:
     assert len(lowered.program.steps) == 2
     assert lowered.program.outputs[0] == lowered.program.inputs[0]
     check(made)
+
+
+def test_what_is_read_beside_a_box_that_data_place_is_read_before() -> None:
+    """Where along an axis is not known, so nothing along it lies beside what is written."""
+    made = graph(
+        "%n = argmax(%y) {axis=1} : i64[2]\n%s = reduce_max(%n) {axes=[0]} : i64[]\n"
+        "%c = slice(%y) {starts=[0, 0], stops=[1, 8], steps=[1, 1]} : f32[1, 8]\n"
+        "%u = update(%x, %c, %s) {starts=[0, 0], axes=[0]} : f32[6, 8]\n"
+        "%l = slice(%x) {starts=[3, 0], stops=[6, 8], steps=[1, 1]} : f32[3, 8]\n%r = exp(%l) : f32[3, 8]",
+        "%u mutates=0, %r",
+    )
+    assert all(not op.attributes.axes for op in open_writes(made).ops if op.name == "update")  # type: ignore[attr-defined]
 
 
 BESIDE = STENCIL.replace("starts=[1, 0]", "starts=[2, 0]")
@@ -225,10 +237,25 @@ def test_any_writes(seed: int) -> None:
     np.testing.assert_allclose(result.outputs[changed], expected[0], rtol=1e-4, atol=1e-4)
 
 
-def test_on_a_gpu_all_are_opened() -> None:
+def test_none_in_place_where_there_is_no_place() -> None:
     made = graph(WRITE)
     assert updates(open_writes(made, in_place=False)) == 0
-    assert updates(lower(made, "cuda:sm_90").graph) == 0
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_written_in_place_on_a_gpu(name: str) -> None:
+    made = graph(*IN_PLACE[name])
+    program = check(made, target="cuda:sm_90", slack=4).lowered.program
+    assert program.outputs[0] == program.inputs[0]
+    assert all(isinstance(s, Launch) or not s.results for s in program.steps)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_writes_on_a_gpu(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal((6, 8)).astype(np.float32) for _ in range(2)]
+    made = fusec.trace(random_writer(seed), *arrays)
+    check(made, arrays, slack=4, atol=1e-5, target="cuda:sm_90")
 
 
 BOXES = [((3, 0), (2, 8)), ((0, 5), (6, 3)), ((5, 7), (1, 1)), ((0, 0), (6, 8)), ((2, 2), (0, 3)), ((1, 1), (4, 6))]

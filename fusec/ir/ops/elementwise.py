@@ -17,9 +17,8 @@ from fusec.ir.definition import (
     OpDef,
     Types,
     define,
-    require_axes,
     require_kind,
-    require_place,
+    require_positions,
     require_same_dtype,
     widened,
 )
@@ -103,9 +102,8 @@ def _cast(arrays: Arrays, attributes: CastAttributes) -> Array:
 
 
 def _copy_at_rule(types: Types, attributes: CopyAtAttributes) -> Types:
-    value, place = types
-    require_axes((attributes.axis,), value)
-    require_place(place)
+    value, *positions = types
+    require_positions(value, attributes.axes, positions)
     return (value,)
 
 
@@ -166,7 +164,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     _predicate("isfinite", 1, np.isfinite, FLOAT),
     _predicate("logical_not", 1, np.logical_not, BOOL),
     # Whoever has the result lets it lie in an array, after so many of its elements along an axis.
-    define("copy_at", "elementwise", CopyAtAttributes, (2, 2), _copy_at_rule, _copy_at, 0),
+    define("copy_at", "elementwise", CopyAtAttributes, (2, None), _copy_at_rule, _copy_at, 0),
     define("cast", "elementwise", CastAttributes, (1, 1), _cast_rule, _cast, exact=True, jumps=True),
     _binary("add", np.add, NUMBER, commutative=True),
     _binary("sub", np.subtract, NUMBER),

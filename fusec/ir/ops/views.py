@@ -27,7 +27,7 @@ from fusec.ir.definition import (
     Types,
     define,
     require_axes,
-    require_place,
+    require_positions,
     require_same_dtype,
     show,
 )
@@ -194,30 +194,33 @@ def _pad(arrays: Arrays, attributes: PadAttributes) -> Array:
 
 
 def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
-    t, value, *place = types
+    t, value, *positions = types
     require_same_dtype((t, value))
     if not t.rank == value.rank == len(attributes.starts):
         raise TypeRuleError(f"{value} can't be written into {t} at {list(attributes.starts)}: the ranks differ")
-    if (attributes.axis is None) != (not place):
-        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its place go together")
-    if attributes.axis is not None:
-        require_axes((attributes.axis,), t)
-        require_place(place[0])
-        if (start := attributes.starts[attributes.axis]) != 0:
-            raise TypeRuleError(f"axis {attributes.axis} has a place, and {start} for its start; that must be 0")
+    require_positions(value, attributes.axes, positions)
+    for axis in attributes.axes:
+        if (start := attributes.starts[axis]) != 0:
+            raise TypeRuleError(f"axis {axis} has a position, and {start} for its start; that must be 0")
+    rows = any(p.rank for p in positions)
     for axis, (start, n, extent) in enumerate(zip(attributes.starts, value.shape, t.shape, strict=True)):
+        if rows and axis in attributes.axes:
+            continue
         if _below(start, 0) or _below(extent, add(start, n)):
             raise TypeRuleError(f"{value} at {list(attributes.starts)} leaves axis {axis} of {t}")
     return (t,)
 
 
 def _update(arrays: Arrays, attributes: UpdateAttributes) -> Array:
-    x, value, *place = arrays
-    starts = list(static(attributes.starts))
-    if attributes.axis is not None:
-        starts[attributes.axis] = int(place[0])
-    result = x.copy()
-    result[tuple(slice(start, start + n) for start, n in zip(starts, value.shape))] = value
+    x, value, *positions = arrays
+    starts, result = list(static(attributes.starts)), x.copy()
+    for count in range(positions[0].size if positions else 1):
+        part = value
+        for axis, at in zip(attributes.axes, positions):
+            starts[axis] = int(at.ravel()[count])
+        if positions and positions[0].ndim:
+            part = value.take([count], attributes.axes[0])
+        result[tuple(slice(start, start + n) for start, n in zip(starts, part.shape))] = part
     return result
 
 
@@ -279,5 +282,5 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
     define("alias", "alias", AliasAttributes, (1, 1), _alias_rule, _alias),
-    define("update", "write", UpdateAttributes, (2, 3), _update_rule, _update),
+    define("update", "write", UpdateAttributes, (2, None), _update_rule, _update),
 )

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from range_cases import CASES as RANGES
 from triton_cases import CASES, CUT
+from write_cases import CASES as WRITES
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def test_case(name: str, results: dict[str, Any]) -> None:
     assert isinstance(found, list), found
     error, _ = found
     assert error < tolerance(CASES[name] if name in CASES else CUT[name][0]), found
+
+
+@pytest.mark.parametrize("name", list(WRITES))
+def test_writes(name: str, results: dict[str, Any]) -> None:
+    """Into an input, and by the kernel that makes what is written."""
+    found = results[name]
+    assert isinstance(found, list), found
+    assert found[0] < tolerance(WRITES[name]), found
 
 
 @pytest.mark.parametrize("name", list(ATTENTION))
