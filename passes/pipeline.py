@@ -35,6 +35,7 @@ from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.share_rows import share_rows
 from fusec.passes.sink_gathers import sink_gathers
+from fusec.passes.spaces import spaces_apart
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
 from fusec.passes.windows import open_windows
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 PASS_NAMES = (
     *("lookups", "aliases", "writes", "canonicalize", "fold", "cse", "dce", "lower_argreduce", "precision", "vectors"),
-    *("empty", "split", "indices", "outputs", "fuse"),
+    *("empty", "split", "indices", "spaces", "outputs", "fuse"),
 )
 """The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
 
@@ -168,6 +169,8 @@ def graph_passes(
         "split": lambda g: _split(g, target, threads),
         # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
         "indices": check_indices,
+        # Values of a score space that a kernel can hold are consumed along one axis of it.
+        "spaces": lambda g: spaces_apart(g, blocked=gpu),
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.

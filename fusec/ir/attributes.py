@@ -284,4 +284,4 @@ class AliasAttributes(Attributes):
     itself: bool = False
 
 
-FusedKind = Literal["map", "row", "gemm", "attention", "library"]
+FusedKind = Literal["map", "row", "gemm", "attention", "scores", "library"]

@@ -78,15 +78,36 @@ class AttentionGroup(Attributes):
 
 
 @dataclass(frozen=True)
+class ScoresGroup(Attributes):
+    """The values of a fused body that are the parts of its score space.
+
+    products: dots that make values on the space. results: dots that consume values on it, all along one axis;
+    ``sides`` says which operand of each that is, 0 or 1.
+    """
+
+    products: tuple[Value, ...]
+    results: tuple[Value, ...]
+    sides: tuple[int, ...]
+
+
+Roles = AttentionGroup | ScoresGroup
+"""What the values of a fused body are, for the kinds whose kernels have parts."""
+
+
+@dataclass(frozen=True)
 class FusedAttributes(RegionAttributes):
     """A group of ops that is one kernel: the body's inputs stand for the operands, its outputs for the results."""
 
     kind: FusedKind
     body: Graph
-    attention: AttentionGroup | None = None
+    roles: Roles | None = None
 
-    def region(self) -> tuple[str, Graph, AttentionGroup | None]:
-        return self.kind, self.body, self.attention
+    def region(self) -> tuple[str, Graph, Roles | None]:
+        return self.kind, self.body, self.roles
+
+
+ROLES: Mapping[FusedKind, type[Roles]] = {"attention": AttentionGroup, "scores": ScoresGroup}
+"""The record of each kind that has one."""
 
 
 def substitute(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:

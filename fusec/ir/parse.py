@@ -11,7 +11,7 @@ from typing import cast, get_args
 
 from fusec.errors import OptionError, ParseError, TypeRuleError
 from fusec.ir.attributes import Attributes, ConstantAttributes, FusedKind, Scalar
-from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
+from fusec.ir.graph import ROLES, AttentionGroup, FusedAttributes, Graph, ScoresGroup
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.index_text import parse_index
 from fusec.ir.nodes import InputRole, Op, Port, Value
@@ -308,6 +308,17 @@ class _Body:
                 break
         return tuple(found)
 
+    def value_list(self) -> tuple[Value, ...]:
+        """Names between square brackets."""
+        found: list[Value] = []
+        self.scanner.expect("[")
+        while not self.scanner.accept("]"):
+            found.append(self.operand())
+            if not self.scanner.accept(","):
+                self.scanner.expect("]")
+                break
+        return tuple(found)
+
     def types(self, count: int) -> tuple[TensorType, ...]:
         if count == 0:
             return ()
@@ -325,11 +336,12 @@ class _Body:
             raise self.scanner.error(f"'{kind}' is not a kind of fused op: {', '.join(FUSED_KINDS)}")
         graph, body = self.parser.region()
         start = self.scanner.position
-        if kind != "attention":
+        record = ROLES.get(cast(FusedKind, kind))
+        if record is None:
             return FusedAttributes(cast(FusedKind, kind), graph)
-        roles = self.record(AttentionGroup, body.fields(AttentionGroup), (), start)
-        assert isinstance(roles, AttentionGroup)
-        return FusedAttributes("attention", graph, roles)
+        roles = self.record(record, body.fields(record), (), start)
+        assert isinstance(roles, AttentionGroup | ScoresGroup)
+        return FusedAttributes(cast(FusedKind, kind), graph, roles)
 
     def fields(self, record: type[Attributes]) -> dict[str, object]:
         """The fields between braces, those of a pair under their own names."""
@@ -369,6 +381,8 @@ class _Body:
         match annotation.removesuffix(" | None"):
             case "Value":
                 return self.operand()
+            case "tuple[Value, ...]":
+                return self.value_list()
             case "int":
                 return scanner.integer()
             case "float":

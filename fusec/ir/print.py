@@ -118,9 +118,16 @@ def _attributes(record: Attributes, constants: Constants | None = None) -> str:
     for field in plain_fields(type(record)):
         value = getattr(record, field.name)
         if not has_default(field, value):
-            written = _operand(value, constants or {}) if isinstance(value, Value) else _field(value, str(field.type))
-            parts.append(f"{field.name}={written}")
+            parts.append(f"{field.name}={_written(value, str(field.type), constants or {})}")
     return f" {{{', '.join(parts)}}}" if parts else ""
+
+
+def _written(value: object, annotation: str, constants: Constants) -> str:
+    if isinstance(value, Value):
+        return _operand(value, constants)
+    if isinstance(value, tuple) and "Value" in annotation:
+        return f"[{', '.join(_operand(v, constants) for v in value)}]"
+    return _field(value, annotation)
 
 
 def _field(value: object, annotation: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import NoReturn
 
 from fusec.errors import TypeRuleError, VerifyError
-from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.graph import ROLES, AttentionGroup, FusedAttributes, Graph, ScoresGroup
 from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_op, symbols_in
@@ -63,16 +63,19 @@ class _Verifier:
         self.names.add(value.name)
 
     def roles(self, attributes: FusedAttributes, op: Op) -> None:
-        """An attention says which of its values are what, and no other group does."""
-        roles, body = attributes.attention, attributes.body
-        if (roles is not None) != (attributes.kind == "attention"):
-            has = "lacks the parts of an attention" if roles is None else "has the parts of an attention"
+        """Groups of the kinds that have parts say which of their values are what, and no others do."""
+        roles, body = attributes.roles, attributes.body
+        record = ROLES.get(attributes.kind)
+        held_as = None if roles is None else type(roles)
+        if held_as is not record:
+            has = f"lacks the parts of {_PARTS_OF[record]}" if record else f"has the parts of {_PARTS_OF[held_as]}"
             self.fail(f"a fused op of kind {attributes.kind} {has}", op)
         held = {*body.inputs, *(v for inner in body.ops for v in inner.results)}
         for name in [f.name for f in fields(roles)] if roles is not None else []:
-            value = getattr(roles, name)
-            if isinstance(value, Value) and value not in held:
-                self.fail(f"{name} is {value}, which is not in the body", op)
+            found = getattr(roles, name)
+            for value in found if isinstance(found, tuple) else (found,):
+                if isinstance(value, Value) and value not in held:
+                    self.fail(f"{name} is {value}, which is not in the body", op)
 
     def op(self, op: Op) -> None:
         if OPS.get(op.name) is not op.definition:
@@ -132,6 +135,9 @@ class _Verifier:
             self.fail(f"output {value}: {value.type} can't be written to input {target}: {target.type}")
         if port.mutates in changed:
             self.fail(f"outputs {changed[port.mutates]} and {value} both mutate input {target}")
+
+
+_PARTS_OF = {AttentionGroup: "an attention", ScoresGroup: "a score space", None: "nothing"}
 
 
 def _safely(op: Op) -> str:

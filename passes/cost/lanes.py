@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from fusec.ir.graph import Graph
@@ -76,6 +76,16 @@ def score_work(score: ScalarExpr, key: Symbol, raw: Buffer) -> LaneWork:
     found = [n for n in found if n.op not in ("cast", "copy")]
     instructions = sum(_of(n) for n in found) - min(scales, 1)
     return LaneWork(max(instructions, 0.0), sum(n.op in SPECIALS and not _by_constant(n) for n in found))
+
+
+def points_work(values: Sequence[ScalarExpr], raws: Set[Buffer], axes: tuple[Symbol, Symbol]) -> LaneWork:
+    """Of values at a point of a score space, over the products in ``raws``: what depends on one of them, or on both
+    axes of the space. What values have in common is computed once."""
+    found = {n for v in values for n in walk(v) if isinstance(n, Apply) and n.op not in _SELECTS}
+    found = {n for n in found if n.op not in ("cast", "copy")}
+    found = {n for n in found if symbols_in(n).issuperset(axes) or any(x.buffer in raws for x in loads(n))}
+    specials = sum(n.op in SPECIALS and not _by_constant(n) for n in found)
+    return LaneWork(sum(map(_of, found)), specials)
 
 
 def _of(node: Apply) -> float:

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from sys import maxsize
 
 from fusec.ir.attributes import FusedKind, PermuteAttributes, WindowsAttributes
-from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
+from fusec.ir.graph import FusedAttributes, Graph, Roles
 from fusec.ir.index import Index
 from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
@@ -68,7 +68,7 @@ class Group:
     reduced: tuple[int, ...] | None = None
     anchors: list[Op] = field(default_factory=list)
     beside: set[Op] = field(default_factory=set)
-    attention: AttentionGroup | None = None
+    roles: Roles | None = None
     first: int = maxsize
     last: int = -1
 
@@ -510,7 +510,7 @@ def fused_op(partition: Partition, group: Group) -> Op:
     body_ops = sorted(needed, key=partition.order.__getitem__)
     outputs = [r for op in body_ops if op in group.ops for r in op.results if _is_read_outside(partition, group, r)]
     body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(body_ops))
-    attributes = FusedAttributes(group.kind, body, group.attention)
+    attributes = FusedAttributes(group.kind, body, group.roles)
     return Op(OPS["fused"], tuple(inputs), attributes, tuple(outputs), body_ops[-1].location)
 
 

@@ -204,17 +204,29 @@ def key_range(
     in the block's number, as causal, windowed and prefix masks do, and, for finite fills, every row keeps a key.
     Where an extent is symbolic, what is empty in the largest rectangle is so in each smaller one.
     """
+    return range_of(live_conditions(score), query, key, queries, keys, block)
+
+
+def range_of(
+    conditions: list[Live],
+    query: Symbol,
+    key: Symbol,
+    queries: tuple[Index, int],
+    keys: tuple[Index, int],
+    block: Symbol,
+) -> KeyRange:
+    """:func:`key_range` where what must hold for a score to count is known."""
     longest = (most(queries[0]), queries[1]), (most(keys[0]), keys[1])
     if isinstance(queries[0], int) and isinstance(keys[0], int):
         columns = keys[0]
-        return _key_range(score, query, key, *longest, block, lambda i: {minimum(i, columns - 1), 0, columns - 1})
+        return _key_range(conditions, query, key, *longest, block, lambda i: {minimum(i, columns - 1), 0, columns - 1})
     square = queries[0] == keys[0]
-    found = _key_range(score, query, key, *longest, block, lambda i: {0, i} if square else {0})
+    found = _key_range(conditions, query, key, *longest, block, lambda i: {0, i} if square else {0})
     return KeyRange(found.start, minimum(found.stop, keys[0]), found.skipped)
 
 
 def _key_range(
-    score: ScalarExpr,
+    conditions: list[Live],
     query: Symbol,
     key: Symbol,
     queries: tuple[int, int],
@@ -222,10 +234,10 @@ def _key_range(
     block: Symbol,
     candidates: Callable[[Index], set[Index]],
 ) -> KeyRange:
-    """:func:`key_range` of known extents. ``candidates`` are keys that a row may keep one of."""
+    """:func:`range_of` known extents. ``candidates`` are keys that a row may keep one of."""
     extent, tile = keys
     whole_tiles = extent // tile * tile
-    if not (conditions := live_conditions(score)) or extent == 0:
+    if not conditions or extent == 0:
         return KeyRange(0, extent, 0.0, (0, whole_tiles))
     everything = KeyRange(0, extent, 0.0)
     blocks = -(-queries[0] // queries[1])
@@ -242,12 +254,17 @@ def _key_range(
     visited = sum((count if stop is None else hi) - (0 if start is None else lo) for lo, hi in spans)
     stop = extent if stop is None else stop
     start = 0 if start is None else start
-    fulls: list[tuple[int, int]] = []
+    fulls: list[tuple[int, int] | None] = []
     for b in range(blocks):
-        fulls.append(_full(conditions, query, key, queries, keys, b, spans[b], fulls[-2:]))
-    first = _fit([a for a, _ in fulls], queries[1], tile, extent, block, upper=False)
-    last = _with_prefix([z for _, z in fulls], queries[1], tile, whole_tiles, block, upper=False)
-    full = None if first is None or last is None else (first, last)
+        before = [run for run in fulls[-2:] if run is not None]
+        fulls.append(_full(conditions, query, key, queries, keys, b, spans[b], before))
+    full = None
+    for end in (0, 1):  # where a block has none, its empty run begins or ends its span: whatever keeps bounds simple
+        runs = [(spans[b][end],) * 2 if run is None else run for b, run in enumerate(fulls)]
+        first = _fit([a for a, _ in runs], queries[1], tile, extent, block, upper=False)
+        last = _with_prefix([z for _, z in runs], queries[1], tile, whole_tiles, block, upper=False)
+        if full is None and first is not None and last is not None:
+            full = first, last
     return KeyRange(start, stop, 1.0 - visited / (blocks * count), full, tuple(conditions))
 
 
@@ -264,8 +281,8 @@ def _full(
     b: int,
     span: tuple[int, int],
     before: Spans,
-) -> tuple[int, int]:
-    """First and one past the last of the first run of key tiles in which nothing is masked; none is an empty run."""
+) -> tuple[int, int] | None:
+    """First and one past the last of the first run of key tiles in which nothing is masked; None if there is none."""
     rows = symbol(query.name, b * queries[1], min(queries[0], (b + 1) * queries[1]) - 1)
 
     def complete(first: int, last: int) -> bool:
@@ -277,7 +294,7 @@ def _full(
     near = range(span[0], min(span[1], span[0] + _FIRST_TILES))
     first = next((t for t in near if complete(t, t + 1)), None)
     if first is None:
-        return span[0], span[0]
+        return None
     return first, _first_not(complete, first, span[1], _expected([z for _, z in before]))
 
 

@@ -52,8 +52,8 @@ class AttentionParts:
 def attention_parts(op: Op) -> AttentionParts:
     """The parts of a fused op's attention. LoweringError if it has none."""
     assert isinstance(op.attributes, FusedAttributes)
-    g, producers = op.attributes.attention, op.attributes.body.producers()
-    if g is None:
+    g, producers = op.attributes.roles, op.attributes.body.producers()
+    if not isinstance(g, AttentionGroup):
         raise LoweringError(f"{op.attributes.body.name} does not hold an attention")
     products = producers[g.product], producers[g.result]
     given = g.weights_side, g.sink, g.guarded, g.row_max, g.row_sum

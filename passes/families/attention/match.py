@@ -69,20 +69,20 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
         partition.add(group, found.ops)
         group.anchors.append(op)
         group.position[op.result] = group.identity
-        group.attention = found.parts.group
+        group.roles = found.parts.group
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         scores += [found.parts.sink] if found.parts.sink is not None else []
         grow_producers(partition, group, is_cheap, scores)
         queries, keys = (found.parts.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
         if not blocked:
-            grow_producers(partition, group, partial(_is_own, partition), [queries])
+            grow_producers(partition, group, partial(is_own, partition), [queries])
         elif _FEW_QUERIES * queries.type.most <= keys.type.most:
             grow_producers(partition, group, lambda op: True, [queries])
 
 
-def _is_own(partition: Partition, op: Op) -> bool:
-    """Whether an op that makes the queries is the attention's: an elementwise one that ends no matmul's kernel."""
+def is_own(partition: Partition, op: Op) -> bool:
+    """Whether an op that makes what a block keeps (queries) is its own: an elementwise one that ends no matmul's kernel."""
     return op.definition.kind == "elementwise" and not _ends_product(partition, op)
 
 

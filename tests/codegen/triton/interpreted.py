@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from range_cases import CASES as RANGES
 from range_cases import DIMS, FEW_EXTENTS, sizes
+from scores_cases import SCORES
 from triton_cases import CASES, CUT
 from write_cases import CASES as WRITES
 
@@ -225,7 +226,7 @@ if __name__ == "__main__":
     _patch_interpreter()
     fusec.build.compile_module = lambda program: None
     results: dict[str, Any] = {}
-    texts = CASES | WRITES | {name: case.text() for name, case in ATTENTION.items()}
+    texts = CASES | WRITES | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
     for name in sys.argv[1:] or (*texts, *CUT, *(f"{name}, ranges" for name in RANGES)):
         try:
             if name.endswith(", ranges"):

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from range_cases import CASES as RANGES
+from scores_cases import SCORES
 from triton_cases import CASES, CUT
 from write_cases import CASES as WRITES
 
@@ -55,6 +56,15 @@ def test_attention(name: str, results: dict[str, Any]) -> None:
     error, kinds = found
     assert error < tolerance(ATTENTION[name].text()), found
     assert kinds.endswith("attention")
+
+
+@pytest.mark.parametrize("name", list(SCORES))
+def test_scores(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    error, kinds = found
+    assert error < tolerance(SCORES[name].text()), found
+    assert kinds == "scores"
 
 
 @pytest.mark.parametrize("name", list(RANGES))

@@ -1,0 +1,295 @@
+"""A score space on a GPU: a block of rows against blocks of columns, values on the space in registers.
+
+Score tiles are [rows, columns], whichever operands of the dots these are; the backward of attention for its keys and
+values has keys as rows and queries as columns (Dao, *FlashAttention-2*, 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, bounds, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.types import DType, bool_, f32
+from fusec.passes.contraction import accumulator_dtype, allows_tf32
+from fusec.passes.cost.lanes import points_work
+from fusec.passes.families.scores.elements import (
+    ScoreConsumer,
+    ScoreElements,
+    ScoreProduct,
+    find_elements,
+    scores_parts,
+)
+from fusec.passes.families.scores.powers import by_powers_of_two
+from fusec.passes.families.scores.schedule.gpu import GpuScoresSchedule
+from fusec.passes.families.scores.schedule.size import ScoresSize, padded
+from fusec.passes.families.scores.shared import shared_part
+from fusec.passes.families.scores.stores import scores_stores
+from fusec.passes.families.scores.zeros import common_conditions
+from fusec.passes.lower.blocks import SCORES_BLOCKS
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.mask import KeyRange, held_in_f32, range_of, without_conditions
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
+from fusec.tile.scalar import (
+    Apply,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    reindex,
+    rewrite,
+    with_loads_replaced,
+)
+
+_NO_REGISTERS = RegisterTile(0, 0)
+
+
+def lower_scores(context: LoweringContext, schedule: GpuScoresSchedule) -> LoweredGroup:
+    """Grid points are blocks of rows, those with the most columns first, by all axes that the parts share."""
+    return _Scores(context, schedule).lower()
+
+
+def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) -> ScoresSize:
+    """What its schedule depends on; ``usual`` gives the number to take for an extent that is symbolic."""
+    parts = scores_parts(context.op)
+    e = find_elements(context.inliner, parts)
+    number = symbol("block", 0, last(ceildiv(e.rows, _SEEN)))
+    conditions = common_conditions(e)
+    span = range_of(conditions, e.row, e.column, (e.rows, _SEEN), (e.columns, _SEEN), number)
+    work = points_work(
+        [by_powers_of_two(without_conditions(c.score, span.conditions)) for c in e.consumers],
+        {p.raw for p in e.products},
+        (e.row, e.column),
+    )
+    read = {reindex(p.column, {p.depth: 0}): p.extent for p in e.products}
+    read |= {reindex(c.column, {c.place: 0}): c.extent for c in e.consumers}
+    return ScoresSize(
+        prod(usual(n) for _, n in e.others),
+        usual(e.rows),
+        usual(e.columns),
+        tuple(p.extent for p in e.products),
+        tuple(c.extent for c in e.consumers),
+        sum(read.values()),
+        max(v.type.dtype.bits for op in parts.products for v in op.operands),
+        span.skipped,
+        work.instructions,
+        work.specials,
+    )
+
+
+_SEEN = 128
+"""Rows and columns of the blocks that are looked at for what a mask hides, whatever the kernel's are."""
+
+
+class _Scores:
+    def __init__(self, context: LoweringContext, schedule: GpuScoresSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.parts = scores_parts(context.op)
+        self.e: ScoreElements = find_elements(context.inliner, self.parts)
+        for op in (*self.parts.products, *self.parts.consumers):
+            if accumulator_dtype(op) is not f32:
+                raise LoweringError(f"scores of {accumulator_dtype(op)} on a GPU")
+        e, s = self.e, schedule
+        self.blocks = ceildiv(e.rows, s.rows)
+        self.row_block = symbol("row_block", 0, last(self.blocks))
+        self.number = symbol("ro", 0, last(self.blocks))
+        self.ri, self.cj = symbol("ri", 0, s.rows - 1), symbol("cj", 0, s.columns - 1)
+        self.c0 = symbol("c0", 0, last(e.columns))
+        span = self.span
+        backwards = most(self.blocks) > 1 and _grows(span, self.number, most(self.blocks))
+        self.order: dict[Symbol, Index] = {
+            self.number: sub(sub(self.blocks, 1), self.row_block) if backwards else self.row_block
+        }
+        first = mul(self.order[self.number], s.rows)
+        self.shift: dict[Symbol, Index] = {e.row: add(first, self.ri), e.column: add(self.c0, self.cj)}
+        self.rows = Iter(self.ri, s.rows)
+        self.live_rows = Iter(self.ri, s.rows, None if e.rows % s.rows == 0 else sub(e.rows, first))
+        self.block_limit = None if e.columns % s.columns == 0 else sub(e.columns, self.c0)
+        self._held: dict[ScalarExpr, Load] = {}
+        self.setup: list[Statement] = []
+
+    def tile(self, name: str, *shape: int, dtype: DType = f32) -> Buffer:
+        return Buffer(self.context.unique(name), dtype, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+
+    @cached_property
+    def span(self) -> KeyRange:
+        """The columns that a block of rows visits."""
+        e, s = self.e, self.schedule
+        return range_of(common_conditions(e), e.row, e.column, (e.rows, s.rows), (e.columns, s.columns), self.number)
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.schedule, self.e
+        sums = [self.tile("acc", s.rows, padded(c.extent)) for c in e.consumers]
+        for out, consumer in zip(sums, e.consumers, strict=True):
+            place = self._inner(consumer.extent)
+            where = (self.rows, Iter(place.var, place.extent))
+            self.setup += [Alloc(out), Map(where, out, (self.ri, place.var), Const(0.0, f32))]
+        rows = [self._row_operand(p) for p in e.products]
+        accumulators = [
+            Load(out, (self.ri, self._inner(c.extent).var)) for out, c in zip(sums, e.consumers, strict=True)
+        ]
+        loops = [self._loop(*bounds_, rows, accumulators) for bounds_ in self._loops()]
+        stores = scores_stores(self.context, self.parts, e, self.shift, self.live_rows, self._places(), accumulators)
+        grid = Grid(
+            (*(Iter.over(p, n) for p, n in e.others), Iter.over(self.row_block, self.blocks)),
+            (*self.setup, *loops, *stores),
+        )
+        lowered = self.context.finish("scores", (grid,), s.describe(), SCORES_BLOCKS)
+        return replace(lowered, skipped=self.span.skipped)
+
+    def _places(self) -> list[tuple[Symbol, Iter]]:
+        """Each consumer's own axis in a block."""
+        return [(c.place, self._inner(c.extent)) for c in self.e.consumers]
+
+    def _inner(self, extent: int) -> Iter:
+        """An axis of operands' rows; one for all that are as long."""
+        wide = padded(extent)
+        return Iter(symbol(f"d{extent}", 0, wide - 1), wide, None if wide == extent else extent)
+
+    def _loops(self) -> list[tuple[Index, Index, bool, bool]]:
+        """Bounds of the columns' loops, whether the mask is taken to hold, and whether blocks may be cut short."""
+        span, limited = self.span, self.block_limit is not None
+        stop, columns = span.stop, self.schedule.columns
+        if isinstance(stop, int) and isinstance(self.e.columns, int):
+            stop = min(-(-stop // columns) * columns, self.e.columns)
+        if span.full is None or span.full[0] == span.full[1]:
+            return [(span.start, stop, False, limited)]
+        first, past = span.full
+        found = [(first, past, True, False)]
+        if first != span.start:
+            found.insert(0, (span.start, first, False, limited))
+        if past != stop:
+            found.append((past, stop, False, limited))
+        return found
+
+    def _loop(
+        self,
+        start: Index,
+        stop: Index,
+        whole: bool,
+        limited: bool,
+        rows: Sequence[Load],
+        sums: Sequence[Load],
+    ) -> Loop:
+        """One block of columns after another."""
+        step = self._step(whole, self.block_limit if limited else None, rows, sums)
+        first, past = substitute(start, self.order), substitute(stop, self.order)
+        return Loop(self.c0, first, past, self.schedule.columns, tuple(step))
+
+    def _row_operand(self, p: ScoreProduct) -> Load:
+        """A block of rows of a product, in a tile for all blocks of columns."""
+        inner = self._inner(p.extent)
+        element = reindex(p.row, {**self.shift, p.depth: inner.var})
+        if element not in self._held:
+            value = element if isinstance(element, Load) else _zero_beyond(element, self.live_rows, inner)
+            tile = self.tile("rows", self.schedule.rows, inner.extent, dtype=value.dtype)
+            where = (self.ri, inner.var)
+            self.setup += [Alloc(tile), Map((self.live_rows, inner), tile, where, value)]
+            self._held[element] = Load(tile, where)
+        return self._held[element]
+
+    def _step(self, whole: bool, limit: Index | None, rows: Sequence[Load], sums: Sequence[Load]) -> list[Statement]:
+        s, e = self.schedule, self.e
+        columns = Iter(self.cj, s.columns, limit)
+        blocks = self._column_blocks()
+        code: list[Statement] = []
+        read: dict[ScalarExpr, Load] = {}
+
+        def column(element: ScalarExpr, inner: Iter, name: str) -> Load:
+            if element not in read:
+                load, made = self._column_operand(element, columns, inner, name, again=blocks.count(element) > 1)
+                code.extend(made)
+                read[element] = load
+            return read[element]
+
+        raws: dict[Buffer, Load] = {}
+        for p, row in zip(e.products, rows, strict=True):
+            inner = self._inner(p.extent)
+            operand = column(self._column_element(p.column, p.depth, inner), inner, "columns")
+            raw = Load(self.tile("scores", s.rows, s.columns), (self.ri, self.cj))
+            raws[p.raw] = raw
+            code += [
+                Alloc(raw.buffer),
+                Dot(self.live_rows, columns, inner, raw, row, operand, True, _NO_REGISTERS, self._tf32()),
+            ]
+        scores, made = self._scores(raws, whole, columns)
+        code += made
+        for c, score, total in zip(e.consumers, scores, sums, strict=True):
+            inner = self._inner(c.extent)
+            operand = column(self._column_element(c.column, c.place, inner), inner, "values")
+            code.append(Dot(self.live_rows, inner, columns, total, score, operand, False, _NO_REGISTERS, self._tf32()))
+        return code
+
+    def _tf32(self) -> bool:
+        return all(allows_tf32(op) for op in (*self.parts.products, *self.parts.consumers))
+
+    def _column_element(self, element: ScalarExpr, own: Symbol, inner: Iter) -> ScalarExpr:
+        return reindex(element, {**self.shift, own: inner.var})
+
+    def _column_blocks(self) -> list[ScalarExpr]:
+        """What is read of a block of columns, as often as it is."""
+        e = self.e
+        found = [self._column_element(p.column, p.depth, self._inner(p.extent)) for p in e.products]
+        return found + [self._column_element(c.column, c.place, self._inner(c.extent)) for c in e.consumers]
+
+    def _column_operand(
+        self, element: ScalarExpr, columns: Iter, inner: Iter, name: str, *, again: bool
+    ) -> tuple[Load, list[Statement]]:
+        """A block of columns' elements: read where it is used, or first into a tile where it is used ``again`` or
+        computed."""
+        if isinstance(element, Load) and not again:
+            return element, []
+        value = element if isinstance(element, Load) else _zero_beyond(element, columns, inner)
+        tile = self.tile(name, columns.extent, inner.extent, dtype=value.dtype)
+        where = (self.cj, inner.var)
+        return Load(tile, where), [Alloc(tile), Map((columns, inner), tile, where, value)]
+
+    def _scores(self, raws: dict[Buffer, Load], whole: bool, columns: Iter) -> tuple[list[Load], list[Statement]]:
+        """Tiles of what each consumer reads. Where ``whole``, no mask of indices is asked."""
+        e = self.e
+        values = [self._value(c, raws, whole) for c in e.consumers]
+        code: list[Statement] = []
+        common = shared_part(values)
+        if common is not None:
+            kept = Load(self.tile("shared", self.schedule.rows, self.schedule.columns), (self.ri, self.cj))
+            code += [Alloc(kept.buffer), Map((self.live_rows, columns), kept.buffer, (self.ri, self.cj), common)]
+            values = [rewrite(v, lambda n: kept if n == common else None) for v in values]
+        found: list[Load] = []
+        for c, value in zip(e.consumers, values, strict=True):
+            tile = self.tile("weights", self.schedule.rows, self.schedule.columns, dtype=c.score.dtype)
+            if columns.limit is not None:
+                live = Apply("lt", (IndexValue(self.cj), IndexValue(columns.limit)), bool_)
+                value = Apply("select", (live, value, Const(0.0, value.dtype)), value.dtype)
+            where = (self.ri, self.cj)
+            code += [Alloc(tile), Map((self.live_rows, columns), tile, where, value)]
+            found.append(Load(tile, where))
+        return found, code
+
+    def _value(self, c: ScoreConsumer, raws: dict[Buffer, Load], whole: bool) -> ScalarExpr:
+        value = without_conditions(c.score, self.span.conditions) if whole else c.score
+        value = reindex(value, self.shift)
+        for raw, load in raws.items():
+            value = with_loads_replaced(value, raw, load)
+        value = held_in_f32(value)
+        return by_powers_of_two(value) if c.score.dtype.bits == 16 else value
+
+
+def _grows(span: KeyRange, block: Symbol, blocks: int) -> bool:
+    """Whether the last block of rows visits more columns than the first."""
+    count = sub(span.stop, span.start)
+    first, past = (bounds(substitute(count, {block: n}))[1] for n in (0, blocks - 1))
+    return first is not None and past is not None and past > first
+
+
+def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
+    """What is computed from zeros beyond the limits may be no zero, as a product's operand must be there."""
+    for i in domain:
+        if i.limit is not None:
+            inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
+            element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
+    return element

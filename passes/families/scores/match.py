@@ -1,0 +1,230 @@
+"""Score spaces: dots → maps → dots, where what lies between is large beside what it is made of.
+
+The match is on structure alone: dots that make values at the points of a space, pointwise ops on them, and dots that
+consume them along one axis. What the ops between do is carried along, not recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fusec.errors import LoweringError
+from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
+from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.families.attention.match import is_own
+from fusec.passes.families.scores.elements import ScoreElements, ScoresParts, find_elements
+from fusec.passes.groups.grow import Log, grow_consumers, grow_producers, is_cheap
+from fusec.passes.groups.partition import Group, Partition
+from fusec.runtime.program import Declined
+
+RULE = "dots(maps(dots)) => scores"
+
+WIDEST, WIDEST_TOGETHER = 256, 512
+"""Elements of a row of a product's operand and of a result, and of all results of one kernel: what fits on chip."""
+
+LARGE_BESIDE = 4
+"""Rows and columns of a space are so many times more than the elements of an operand's row: its values take more memory
+than what they are made of, and a kernel of each product is the better for reading them less often."""
+
+
+@dataclass(frozen=True)
+class ScoresMatch:
+    """The parts of a score space; ``score_ops`` lie between its products and results, ``ops`` become the kernel.
+
+    column_sides: which operand of each product is of columns.
+    """
+
+    parts: ScoresParts
+    score_ops: tuple[Op, ...]
+    column_sides: tuple[int, ...]
+
+    @property
+    def ops(self) -> frozenset[Op]:
+        return frozenset((*self.parts.products, *self.score_ops, *self.parts.consumers))
+
+
+@dataclass(frozen=True)
+class Space:
+    """Dots that make values on the points of a space, the maps between, and the dots that consume values on it with the
+    number of the operand which these are."""
+
+    products: tuple[Op, ...]
+    between: tuple[Op, ...]
+    consumers: tuple[tuple[Op, int], ...]
+
+
+def match_scores(partition: Partition, log: Log, blocked: bool) -> None:
+    """dots → maps → dots along one axis of the maps' space, which is never stored."""
+    for op in partition.graph.ops:
+        if op.name != "dot" or op in partition.owner:
+            continue
+        found = match_space(partition, op, blocked)
+        if isinstance(found, Declined):
+            if found.reason:
+                log(found)
+            continue
+        _take(partition, found, log, blocked)
+
+
+def _take(partition: Partition, match: ScoresMatch, log: Log, blocked: bool) -> None:
+    first = match.parts.consumers[0]
+    group = Group("scores", first.result.type.shape)
+    partition.add(group, match.ops)
+    for op, side in zip(match.parts.consumers, match.parts.sides, strict=True):
+        if op.result.type.shape == group.domain and side == match.parts.sides[0]:
+            group.anchors.append(op)
+            group.position[op.result] = group.identity
+    group.roles = match.parts.group
+    grow_consumers(partition, group, log)
+    grow_producers(partition, group, is_cheap, [v for inner in match.score_ops for v in inner.operands])
+    if not blocked:
+        kept = [p.operands[1 - side] for p, side in zip(match.parts.products, match.column_sides, strict=True)]
+        grow_producers(partition, group, partial(is_own, partition), kept)
+
+
+def match_space(partition: Partition, op: Op, blocked: bool) -> ScoresMatch | Declined:
+    """The score space that ``op`` consumes values of. A Declined with an empty reason when it looks like none."""
+
+    def no(reason: str) -> Declined:
+        return Declined(RULE, reason, op.location)
+
+    space = space_above(partition, op)
+    if isinstance(space, Declined):
+        return space
+    try:
+        found = fits(partition, space, space.consumers, blocked)
+    except LoweringError as error:
+        return no(str(error))
+    sides = tuple(p.column_side for p in found.products)
+    match = ScoresMatch(parts_of(partition, space, space.consumers), space.between, sides)
+    if match.parts.products != space.products:
+        return no(f"{len(space.products)} products make scores, and the results are made of {len(found.products)}")
+    for consumer in match.parts.consumers:
+        if partition.would_cycle(set(match.ops - {consumer}), consumer):
+            return no(f"{consumer.result} is made of a value that another kernel makes of this one's")
+    return match
+
+
+def parts_of(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]]) -> ScoresParts:
+    """Some of a space's consumers, and the products that they read."""
+    read = {p for op, side in consumers for p in products_above(partition, op.operands[side])}
+    return ScoresParts(
+        tuple(p for p in space.products if p in read), tuple(c for c, _ in consumers), tuple(s for _, s in consumers)
+    )
+
+
+def fits(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]], blocked: bool) -> ScoreElements:
+    """The elements of a kernel for some of a space's consumers. LoweringError where there is none, its text empty where
+    that needs no telling."""
+    parts = parts_of(partition, space, consumers)
+    elements = find_elements(partition.inliner({*parts.products, *space.between, *parts.consumers}), parts)
+    reason = _unfit(elements, parts, blocked)
+    if reason is not None:
+        raise LoweringError(reason)
+    return elements
+
+
+def _unfit(e: ScoreElements, parts: ScoresParts, blocked: bool) -> str | None:
+    """Why no kernel holds the space's blocks, or would gain nothing; empty where that needs no telling."""
+    widths = [*(p.extent for p in e.products), *(c.extent for c in e.consumers)]
+    results = sum(c.extent for c in e.consumers)
+    if min(most(e.rows), most(e.columns)) < LARGE_BESIDE * max(widths):
+        return ""
+    if max(widths) > WIDEST or results > WIDEST_TOGETHER:
+        return f"rows of {max(widths)} elements and results of {results} do not fit a block"
+    dtypes = {accumulator_dtype(op) for op in parts.products} | {accumulator_dtype(op) for op in parts.consumers}
+    if len(dtypes) > 1 or not all(d.is_float for d in dtypes):
+        return ""
+    half = any(v.type.dtype.bits < 32 for op in (*parts.products, *parts.consumers) for v in op.operands)
+    return "half types on a CPU" if half and not blocked else None
+
+
+def space_above(partition: Partition, consumer: Op) -> Space | Declined:
+    """The space whose values a dot consumes, whole: all its products, and all that reads its values."""
+
+    def no(reason: str) -> Declined:
+        return Declined(RULE, reason, consumer.location)
+
+    for side in (0, 1):
+        made = [p for p in products_above(partition, consumer.operands[side]) if p not in partition.owner]
+        if made and all(_is_small_beside(p, consumer, side) for p in made):
+            break
+    else:
+        return no("")
+    products, between = _closed(partition, made)
+    if consumer in products:
+        return no("")
+    ops = {*products, *between}
+    consumers: dict[Op, int] = {}
+    for op in sorted(ops, key=partition.order.__getitem__):
+        if op in partition.owner:
+            return no(f"{op.result} is already part of another kernel")
+        if partition.escapes(op):
+            return no(f"{op.result} is also an output, so it must be stored whole")
+        for reader in partition.compute_consumers(op):
+            if reader in ops:
+                continue
+            sides = [s for s, v in enumerate(reader.operands) if _is_made_of(partition, v, op)]
+            if reader.name != "dot" or reader in partition.owner:
+                return no(f"{op.result} is also read by {reader.name} ({reader.location or 'unknown line'})")
+            if len(sides) > 1 or consumers.setdefault(reader, sides[0]) != sides[0]:
+                return no(f"{reader.result} multiplies values of the space with each other")
+    if consumer not in consumers:
+        return no("")
+    order = partition.order.__getitem__
+    return Space(
+        tuple(sorted(products, key=order)),
+        tuple(sorted(between, key=order)),
+        tuple(sorted(consumers.items(), key=lambda c: order(c[0]))),
+    )
+
+
+def _is_small_beside(product: Op, consumer: Op, side: int) -> bool:
+    """Whether the rows of a product's operands and of a consumer's result are short beside the space's own axes."""
+    axes = contraction(consumer)
+    rows, values = (axes.n, axes.m) if side else (axes.m, axes.n)
+    return min(rows, axes.k) >= LARGE_BESIDE * max(contraction(product).k, values)
+
+
+def products_above(partition: Partition, value: Value) -> list[Op]:
+    """Dots of as many elements as a value has that reach it through pointwise ops and views."""
+    found: dict[Op, None] = {}
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        op = partition.producers.get(current)
+        if current in seen or op is None:
+            continue
+        seen.add(current)
+        if op.name == "dot":
+            if current.type.count == value.type.count:
+                found[op] = None
+        elif op in partition.free or (op.definition.kind == "elementwise" and op not in partition.owner):
+            stack.extend(op.operands)
+    return list(found)
+
+
+def _closed(partition: Partition, made: list[Op]) -> tuple[set[Op], set[Op]]:
+    """All products of a space and the pointwise ops that go on from them, from some of its products."""
+    count = made[0].result.type.count
+    products, between = set(made), set[Op]()
+    waiting: list[Op] = list(made)
+    while waiting:
+        for reader in partition.compute_consumers(waiting.pop()):
+            if reader in between or reader.definition.kind != "elementwise" or reader.result.type.count != count:
+                continue
+            between.add(reader)
+            waiting.append(reader)
+            new = [p for v in reader.operands for p in products_above(partition, v) if p not in products]
+            new = [p for p in new if p.result.type.count == count]
+            products.update(new)
+            waiting.extend(new)
+    return products, between
+
+
+def _is_made_of(partition: Partition, value: Value, op: Op) -> bool:
+    return any(source in op.results for source in partition.sources_of(value))

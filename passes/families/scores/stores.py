@@ -1,0 +1,54 @@
+"""The stores of a score space's results, each with what is computed of it at the same points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol
+from fusec.ir.nodes import Op, Value
+from fusec.passes.families.scores.elements import ScoreElements, ScoresParts
+from fusec.passes.lower.context import LoweringContext
+from fusec.passes.lower.epilogue import epilogue_stores
+from fusec.tile.nodes import Iter, Store
+from fusec.tile.scalar import Load
+
+
+def scores_stores(
+    context: LoweringContext,
+    parts: ScoresParts,
+    e: ScoreElements,
+    shift: Mapping[Symbol, Index],
+    rows: Iter,
+    places: Sequence[tuple[Symbol, Iter]],
+    sums: Sequence[Load],
+) -> list[Store]:
+    """Of every output, over the sums of the consumers that it is made of, which lie at the same points.
+
+    ``places``: each consumer's own axis, and the iterator over it.
+    """
+    made_of = _origins(context, parts)
+    stores: list[Store] = []
+    alike: dict[tuple[Symbol, ...], list[int]] = {}
+    for number, consumer in enumerate(e.consumers):
+        alike.setdefault(consumer.point, []).append(number)
+    for point, numbers in alike.items():
+        own = [e.consumers[n].op for n in numbers]
+        outputs = [v for v in context.body.outputs if made_of[v] and made_of[v] <= set(own)]
+        place, across = places[numbers[0]]
+        there = {**shift, place: across.var}
+        stores += epilogue_stores(
+            context, "scores", own, point, there, (rows, across), [sums[n] for n in numbers], outputs
+        )
+    if len(stores) != len(context.body.outputs):
+        raise LoweringError("an output is made of results that lie at different points")
+    return stores
+
+
+def _origins(context: LoweringContext, parts: ScoresParts) -> dict[Value, set[Op]]:
+    """Of which consumers each value of the body is made."""
+    found: dict[Value, set[Op]] = {v: set() for v in context.body.inputs}
+    for op in context.body.ops:
+        above = set[Op]().union(*(found[v] for v in op.operands))
+        found |= dict.fromkeys(op.results, {op} if op in parts.consumers else above)
+    return found
