@@ -82,7 +82,7 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
 
 
 def is_own(partition: Partition, op: Op) -> bool:
-    """Whether an op that makes what a block keeps (queries) is its own: an elementwise one that ends no matmul's kernel."""
+    """Whether an op that makes what a block keeps (queries) is its own: an elementwise one that ends no matmul."""
     return op.definition.kind == "elementwise" and not _ends_product(partition, op)
 
 

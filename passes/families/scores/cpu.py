@@ -117,7 +117,7 @@ class _Scores:
         return code
 
     def _weights(self, raws: dict[Buffer, Load], code: list[Statement]) -> list[Load]:
-        """Tiles of what each consumer reads; the last takes the place of the first product's values."""
+        """Tiles of what each consumer reads."""
         values: list[ScalarExpr] = []
         for c in self.e.consumers:
             value = reindex(c.score, self.shift)
@@ -128,14 +128,12 @@ class _Scores:
         if common is not None:
             kept = self._put(common, "shared", code)
             values = [rewrite(v, lambda n: kept if n == common else None) for v in values]
-        return [
-            v if isinstance(v, Load) and v.buffer.space == "tile" else self._put(v, "weights", code) for v in values
-        ]
+        return [v if isinstance(v, Load) and _is_tile(v) else self._put(v, "weights", code) for v in values]
 
     def _put(self, value: ScalarExpr, name: str, code: list[Statement]) -> Load:
         """A value at each point of a block in a tile. No bias or mask is there for rows beyond the last."""
         tile = self.tile(name, self.schedule.columns, self.schedule.rows)
-        here = all(x.buffer.space == "tile" for x in loads(value))
+        here = all(map(_is_tile, loads(value)))
         where = (self.cj, self.ri)
         code += [Alloc(tile), Map((self.block, self.lanes if here else self.live_lanes), tile, where, value)]
         return Load(tile, where)
@@ -164,3 +162,7 @@ class _Scores:
             read[key] = Load(tile, where)
             return read[key]
         return Load(read[key].buffer, (self.cj, inner.var))
+
+
+def _is_tile(load: Load) -> bool:
+    return load.buffer.space == "tile"

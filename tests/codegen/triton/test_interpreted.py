@@ -63,8 +63,8 @@ def test_scores(name: str, results: dict[str, Any]) -> None:
     found = results[name]
     assert isinstance(found, list), found
     error, kinds = found
-    assert error < tolerance(SCORES[name].text()), found
-    assert kinds == "scores"
+    assert error < (4 if "bf16" in SCORES[name].text() else 2), found  # the interpreter cuts digits of bf16 off
+    assert set(kinds.split("+")) == {"scores"}
 
 
 @pytest.mark.parametrize("name", list(RANGES))

@@ -12,14 +12,14 @@ from programs import build, check, check_built, group_kinds, random_inputs, reas
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[3] / "codegen" / "triton"))
-from scores_cases import SCORES
+from scores_cases import SCORES  # noqa: E402
 
-from fusec.ir.parse import parse
-from fusec.passes.families.scores.schedule.cpu import CpuScoresSchedule
-from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.passes.select import Selector, lower_with
-from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import RegisterTile
+from fusec.ir.parse import parse  # noqa: E402
+from fusec.passes.families.scores.schedule.cpu import CpuScoresSchedule  # noqa: E402
+from fusec.passes.lower.context import LoweredGroup, LoweringContext  # noqa: E402
+from fusec.passes.select import Selector, lower_with  # noqa: E402
+from fusec.target.cpu import cpu_target  # noqa: E402
+from fusec.tile.nodes import RegisterTile  # noqa: E402
 
 
 def single(name: str) -> str:
