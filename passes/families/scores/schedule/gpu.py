@@ -107,7 +107,7 @@ def _held(size: ScoresSize, rows: int, columns: int, warps: int) -> float:
 def _predict(size: ScoresSize, s: GpuScoresSchedule, target: GpuTarget) -> float:
     rates = target.rates
     products, maps = size.products(rates.tensor if size.bits == 16 else rates.simt), size.maps(target)
-    if target.has_faster_products:
+    if target.has_faster_matmuls:
         point = hypot(products, maps) / _SHARE
     else:
         point = (products + maps) / _ALTERNATING
