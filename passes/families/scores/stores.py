@@ -34,11 +34,11 @@ def scores_stores(
         alike.setdefault(consumer.point, []).append(number)
     for point, numbers in alike.items():
         own = [e.consumers[n].op for n in numbers]
-        outputs = [v for v in context.body.outputs if made_of[v] and made_of[v] <= set(own)]
+        others = [v for v in context.body.outputs if not made_of[v] or not made_of[v] <= set(own)]
         place, across = places[numbers[0]]
         there = {**shift, place: across.var}
         stores += epilogue_stores(
-            context, "scores", own, point, there, (rows, across), [sums[n] for n in numbers], outputs
+            context, "scores", own, point, there, (rows, across), [sums[n] for n in numbers], others
         )
     if len(stores) != len(context.body.outputs):
         raise LoweringError("an output is made of results that lie at different points")
