@@ -30,11 +30,11 @@ class AttentionPlan(PlanWriter):
     def __init__(self, kernel: Kernel, nest: AttentionNest, names: Iterable[str], *, pairs: bool = True) -> None:
         self.nest = nest
         taken = [*names, *_OWN_NAMES.split(), *SCORE_NAMES.split()]
-        products = {nest.mean: "values[{}]"}
-        super().__init__(kernel, taken, nest.query, nest.value, nest.stores, products, pairs=pairs)
+        accumulators = {nest.mean: "values[{}]"}
+        super().__init__(kernel, taken, nest.query, nest.value, nest.stores, accumulators, pairs=pairs)
         self.depth, self.values = columns_of(nest.depth), columns_of(nest.value)
         self.heads, self.blocks = prod(i.extent for i in nest.heads), nest.query_block.extent
-        self.symbols |= {nest.first_key: "first_key", nest.key.var: "place", nest.query_block.var: "query_block"}
+        self.symbols |= {nest.first_key: "first_key", nest.key.var: "offset", nest.query_block.var: "query_block"}
         for head in nest.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
         self.scores = ScorePlan(self, nest)

@@ -80,7 +80,7 @@ class _Emitter(AttentionPlan):
     # Operands
 
     def _of_key(self, load: Load) -> Load:
-        """In the key's place among all, not that in its block."""
+        """In the key's index among all, not that in its block."""
         back: dict[Symbol, Index] = {self.nest.key.var: sub(self.key.var, self.nest.first_key)}
         found = reindex(load, back)
         assert isinstance(found, Load)

@@ -14,7 +14,7 @@ from fusec.codegen.cuda.scores import (
     compared_to_key,
     constants_of,
     folded,
-    over_places,
+    over_offsets,
     spread,
 )
 from fusec.codegen.cuda.spelling import literal
@@ -23,7 +23,7 @@ from fusec.ir.types import f32
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, rewrite
 from fusec.tile.templates import AttentionNest
 
-SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
+SCORE_NAMES = "Row at raw number offset changed score_masked score_whole"
 
 
 class ScorePlan:
@@ -39,8 +39,8 @@ class ScorePlan:
         self.limit = next((loop.limit for loop in nest.loops if loop.limit is not None), None)
         self.scale = nest.loops[nest.whole].scale
         key, row = nest.key.var, nest.query.var
-        self.place = Buffer("place", f32, (), (), "tile")
-        self.tiles = {self.place, *(loop.raw for loop in nest.loops)}
+        self.offset = Buffer("offset", f32, (), (), "tile")
+        self.tiles = {self.offset, *(loop.raw for loop in nest.loops)}
         scores = [self._cheaper(loop.score) for loop in nest.loops]
         self.constants = self._held("steady", scores, (row, key, nest.first_key))
         scores = [_over(self.constants, s) for s in scores]
@@ -51,8 +51,8 @@ class ScorePlan:
 
     def _cheaper(self, score: ScalarExpr) -> ScalarExpr:
         key = self.nest.key.var
-        places = over_places(compared_to_key(as_indices(score), key), key, self.place)
-        return spread(folded(places), key, self.place, self.tiles)
+        by_offset = over_offsets(compared_to_key(as_indices(score), key), key, self.offset)
+        return spread(folded(by_offset), key, self.offset, self.tiles)
 
     def _held(self, name: str, scores: Sequence[ScalarExpr], varying: Collection[Symbol]) -> dict[ScalarExpr, Buffer]:
         """Parts that are computed before the scores, and what holds them; nothing is loaded beyond the last row."""
@@ -85,7 +85,7 @@ class ScorePlan:
             self.plan.writer.line(f"{held.name} = {bare(scalars.value(part))};")
 
     def rows(self) -> None:
-        """What the scores of a row have in common in a block of keys; ``first_key`` is the key at place 0."""
+        """What the scores of a row have in common in a block of keys; ``first_key`` is the key at offset 0."""
         line = self.plan.writer.line
         floats = ", ".join(b.name for b in self.of_rows.values())
         integers = ", ".join(["row", "first_key", *(s.name for s in self.bounds.values())])
@@ -108,17 +108,17 @@ class ScorePlan:
         self._function("score_whole", self.whole, self.nest.loops[self.whole].limit)
 
     def _function(self, name: str, number: int, limit: Index | None) -> None:
-        """The score of a row at a place: of a key within a block, counted from the row's ``first_key``."""
+        """The score of a row at an offset: of a key within a block, counted from the row's ``first_key``."""
         line, loop, score = self.plan.writer.line, self.nest.loops[number], self.scores[number]
         nest = self.nest
         symbols = self.plan.symbols | {nest.query.var: "at.row", nest.first_key: "at.first_key"}
         symbols |= {s: f"at.{s.name}" for s in self.bounds.values()}
         line()
         with (
-            self.plan.writer.block(f"float {name}(float raw, const Row& at, int place, float number) const"),
+            self.plan.writer.block(f"float {name}(float raw, const Row& at, int offset, float number) const"),
             self.plan.names.scope(),
         ):
-            beyond = None if limit is None else f"place >= {bare(self._limit(limit, symbols))}"
+            beyond = None if limit is None else f"offset >= {bare(self._limit(limit, symbols))}"
             last = self.plan.m.limit
             if reads_memory(score):
                 if beyond is not None:
@@ -126,7 +126,7 @@ class ScorePlan:
                     beyond = None
                 if last is not None:
                     line(f"if (at.row >= {bare(self.plan.index(last))}) return raw;")
-            known = {loop.raw: "raw", self.place: "number", **{b: b.name for b in self.constants.values()}}
+            known = {loop.raw: "raw", self.offset: "number", **{b: b.name for b in self.constants.values()}}
             known |= {b: f"at.{b.name}" for b in self.of_rows.values()}
             value = _guarded(score)
             if value is not score and isinstance(value, Apply):

@@ -44,10 +44,10 @@ def _as_index(e: Apply) -> ScalarExpr:
     return e if made is None else IndexValue(made, e.dtype)
 
 
-def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
-    """``f32(base + k*key) ⇒ f32(base) + k*place``, where both are exact: a conversion a block of keys, not one a key.
+def over_offsets(e: ScalarExpr, key: Symbol, offset: Buffer) -> ScalarExpr:
+    """``f32(base + k*key) ⇒ f32(base) + k*offset``, where both are exact: a conversion a block of keys, not one a key.
 
-    ``place`` stands for the key's place in its block, as a number.
+    ``offset`` stands for the key's offset in its block, as a number.
     """
 
     def change(e: Apply) -> ScalarExpr:
@@ -58,7 +58,7 @@ def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
         base = substitute(index, {key: 0}) if step else 0
         if not step or not all(_is_exact(i) for i in (index, base)):
             return e
-        moved: ScalarExpr = Load(place, ())
+        moved: ScalarExpr = Load(offset, ())
         if step != 1:
             moved = Apply("mul", (moved, Const(float(step), f32)), f32)
         return Apply("add", (replace(e, args=(replace(e.args[0], index=base),)), moved), f32)
@@ -94,8 +94,8 @@ def _factor(e: ScalarExpr) -> float | None:
     return 1.0 / by.value if by.value else None
 
 
-def spread(e: ScalarExpr, key: Symbol, place: Buffer, tiles: Collection[Buffer]) -> ScalarExpr:
-    """``a * (b + place) ⇒ a * b + a * place``, where no key enters a and b: one multiply-add a key.
+def spread(e: ScalarExpr, key: Symbol, offset: Buffer, tiles: Collection[Buffer]) -> ScalarExpr:
+    """``a * (b + offset) ⇒ a * b + a * offset``, where no key enters a and b: one multiply-add a key.
 
     Where a and b are known to be moderate, so that no infinity comes of it.
     """
@@ -106,8 +106,8 @@ def spread(e: ScalarExpr, key: Symbol, place: Buffer, tiles: Collection[Buffer])
         for a, total in (e.args, e.args[::-1]):
             if isinstance(total, Apply) and total.op == "add":
                 base, moved = total.args
-                still = all(_is_still(x, {key}, {*tiles, place}) and _is_moderate(x) for x in (a, base))
-                if still and any(x.buffer is place for x in loads(moved)):
+                still = all(_is_still(x, {key}, {*tiles, offset}) and _is_moderate(x) for x in (a, base))
+                if still and any(x.buffer is offset for x in loads(moved)):
                     return Apply("add", (Apply("mul", (a, base), f32), Apply("mul", (a, moved), f32)), f32)
         return e
 
@@ -178,8 +178,8 @@ def range_of(e: ScalarExpr) -> tuple[float, float]:
         case "sub":
             return ends[0] - ends[3], ends[1] - ends[2]
         case "mul":
-            products = [a * b for a in parts[0] for b in parts[1]]
-            return min(products), max(products)
+            ends_of_products = [a * b for a in parts[0] for b in parts[1]]
+            return min(ends_of_products), max(ends_of_products)
         case "div" if ends[2] == ends[3] and ends[2]:
             quotients = [a / ends[2] for a in parts[0]]
             return min(quotients), max(quotients)

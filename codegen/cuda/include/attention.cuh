@@ -1,15 +1,15 @@
 // Attention on Hopper: one warpgroup fetches queries, keys and values; the others multiply, 64 queries each.
 //
-// A block of keys costs two products, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S
+// A block of keys costs two matmuls, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S
 // before the O of the block at hand, and computes the softmax while O is still being multiplied; consumers may ping-pong
-// at the tensor cores, so that one's softmax runs under the others' products (Shah et al., FlashAttention-3, 2024). P stays
+// at the tensor cores, so that one's softmax runs under the others' matmuls (Shah et al., FlashAttention-3, 2024). P stays
 // in registers. Where blocks are persistent, the queries and keys of the next block of queries come while the last results leave.
 //
 // A kernel's own part is a struct `Plan`, one query block of one head:
 //
 //     using Type                              bf16 or f16
 //     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
-//     kConsumers, kStages, kPingPong          warpgroups that multiply; blocks of keys ahead; consumers take turns
+//     kConsumers, kStages, kPingPong          warpgroups that multiply; blocks of keys prefetched; ping-pong
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
 //     kGuarded                                a row whose scores are all -inf gives zeros, not NaN
@@ -20,13 +20,13 @@
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
 //     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
 //     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
-//     Row at(row, key)                        what a row's scores have in common, where place 0 is `key`
-//     score_masked(raw, Row, place, number), score_whole(...)
-//                                             the score as the user changed it; -infinity where masked. `number` is `place`
+//     Row at(row, key)                        what a row's scores have in common, where offset 0 is `key`
+//     score_masked(raw, Row, offset, number), score_whole(...)
+//                                             the score as the user changed it; -infinity where masked. `number` is `offset`
 //     finish(row, column, values, staged)     two neighbours of a row: stores what is not staged, packs what is
 //     send(from, row, column)                 starts the copy of 64 x 64 results out of shared memory
 //
-// `row` and `column` are places within a block; `key` is the position of a block's first key, but for `at`.
+// `row` and `column` are positions within a block; `key` is the position of a block's first key, but for `at`.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
@@ -97,7 +97,7 @@ __device__ void fetch_attention(const Plan& plan, char* queries, char* keys, cha
     }
 }
 
-/// What a consumer keeps of its 64 rows; a thread has two of them.
+/// A consumer's state of its 64 rows; a thread has two of them.
 template <typename Plan>
 struct Online {
     using L = AttentionLayout<Plan>;
@@ -173,7 +173,7 @@ struct Online {
 /// The first of the named barriers that a consumer's threads have to themselves.
 constexpr int kOwnBarrier = 4;
 
-/// Consumers' turns at the tensor cores, one after another.
+/// The order of consumers at the tensor cores.
 template <typename Plan>
 struct PingPong {
     static constexpr int kFirst = 1, kThreads = 2 * kWarpgroup;

@@ -1,8 +1,8 @@
 // Attention by warps' tensor core instructions (sm_80 and later): a block's warps do 32 queries each, or 16.
 //
-// A block of keys costs two products, S = Q K^T and O += P V, with the softmax between them (Dao, FlashAttention-2, 2023).
-// S, P and O stay in registers, where a rounded S is the left operand of the second product. With one buffer, values are
-// copied under the first product and the next keys under the softmax and the second one; with two, the next keys and
+// A block of keys costs two matmuls, S = Q K^T and O += P V, with the softmax between them (Dao, FlashAttention-2, 2023).
+// S, P and O stay in registers, where a rounded S is the left operand of the second matmul. With one buffer, values are
+// copied under the first matmul and the next keys under the softmax and the second one; with two, the next keys and
 // values under all of a block's work.
 //
 // A kernel's own part is a struct `Plan`, one query block of one head:
@@ -41,7 +41,7 @@ struct MmaAttention {
     static constexpr int kStage = KeyTile::kBytes + ValueTile::kBytes;
     static constexpr int kShared = QueryTile::kBytes + Plan::kStages * kStage;
 
-    /// What a warp keeps of its rows; a thread has two of each fragment.
+    /// A warp's state of its rows; a thread has two of each fragment.
     struct Online {
         float out[kFragments][kOut][4];
         float row_max[kFragments][2], row_sum[kFragments][2];

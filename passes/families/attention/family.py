@@ -1,4 +1,4 @@
-"""Attention: two products and the softmax between them."""
+"""Attention: two dots and the softmax between them."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class KeyFinder:
         self.unique = unique
         self.step = max(tile, min(SCANNED, pow2(most(count))))
         self.c, self.j = symbol("c", 0, last(count)), symbol("j", 0, self.step - 1)
-        self.place = add(self.c, self.j)
-        self.at_key: dict[Symbol, Index] = {**shift, key: self.place}
+        self.position = add(self.c, self.j)
+        self.at_key: dict[Symbol, Index] = {**shift, key: self.position}
         self.code: list[Statement] = []
         self.extremes: dict[tuple[ScalarExpr, Extreme], Load] = {}
 
@@ -56,7 +56,7 @@ class KeyFinder:
         """Bounds of all keys that may count."""
         may = self._all([self._holds(t, t.extreme) for t in self.tests])
         first, past = self._bound("first_key", self.count), self._bound("past_key", 0)
-        scan = [self._least(first, may, self._tile_of(self.place)), self._greatest(past, may, add(self.place, 1))]
+        scan = [self._least(first, may, self._tile_of(self.position)), self._greatest(past, may, add(self.position, 1))]
         return FoundKeys((*self.code, self._scan(scan)), (first, past))
 
     def _holds(self, test: KeyTest, extreme: Extreme) -> ScalarExpr:
@@ -76,8 +76,8 @@ class KeyFinder:
             first = Apply("logical_and", (first, part), bool_)
         return first
 
-    def _tile_of(self, place: Index) -> Index:
-        return mul(floordiv(place, self.tile), self.tile)
+    def _tile_of(self, position: Index) -> Index:
+        return mul(floordiv(position, self.tile), self.tile)
 
     def _index(self, index: Index) -> ScalarExpr:
         return Const(index, i32) if isinstance(index, int) else IndexValue(index, i32)

@@ -29,7 +29,7 @@ from fusec.passes.families.attention.cpu import (
 )
 from fusec.passes.families.attention.elements import Elements, score_over
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
-from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
+from fusec.passes.families.attention.queries import Rows, index_of_row, other_axes, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.blocks import ATTENTION_BLOCKS, ROW_BLOCKS
@@ -164,12 +164,12 @@ class _Attention:
         self.row = add(first, self.qi)
         self.others = other_axes(e, self.rows, self.shape)
         self.shift: dict[Symbol, Index] = {
-            **place_of_row(e, self.rows, self.row),
+            **index_of_row(e, self.rows, self.row),
             e.key_symbol: add(self.k0, self.kj),
             e.point[e.value_axis]: self.vi,
             e.depth: self.di,
         }
-        self.shared_shift = {**self.shift, **place_of_row(e, self.rows, 0)}
+        self.shared_shift = {**self.shift, **index_of_row(e, self.rows, 0)}
         whole = self.rows.count % s.queries == 0
         self.q = Iter(self.qi, s.queries, None if whole else sub(self.rows.count, first))
         self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
@@ -236,7 +236,7 @@ class _Attention:
         """The reduction kernel: a row of the result from its parts."""
         number = symbol("row", 0, last(self.rows.count))
         code, one, mean, state = combine(parts, number, self.value, guarded=self.match.guarded)
-        shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
+        shift = {**self.shift, **index_of_row(self.e, self.rows, number)}
         stores = [*self._stores(shift, one, mean), *self._row_stores(shift, one, state)]
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *stores))
 
@@ -279,7 +279,7 @@ class _Attention:
 
     @cached_property
     def whole(self) -> int:
-        """The place of the loop whose blocks no mask touches; of the only one, where there is no other."""
+        """The position of the loop whose blocks no mask touches; of the only one, where there is no other."""
         return min(range(len(self.loops)), key=lambda n: _effort(self.loops[n]))
 
     @cached_property
@@ -298,7 +298,7 @@ class _Attention:
         return loops
 
     def _key_loop(self, start: Index, stop: Index, score: ScalarExpr, limit: Index | None) -> KeyLoop:
-        """Where the scores are a product alone, their scale and log2(e) are one multiply-add with the maximum; with
+        """Where the scores are a dot alone, their scale and log2(e) are one multiply-add with the maximum; with
         masks and biases, whose size nothing bounds, the maximum is subtracted first."""
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule

@@ -1,4 +1,4 @@
-"""Plain attention by the library: where a score is the product times a constant, full or causal."""
+"""Plain attention by the library: where a score is the dot times a constant, full or causal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _match(context: LoweringContext) -> tuple[Attention, tuple[Value, ...], Valu
 
 
 def _only_result(context: LoweringContext, value_dot: Op) -> Value | None:
-    """The group's one output, where it is the second product itself, rounded or not, row-major."""
+    """The group's one output, where it is the second dot itself, rounded or not, row-major."""
     if len(context.body.outputs) != 1:
         return None
     (result,) = context.body.outputs
@@ -140,8 +140,8 @@ def _is_causal(conditions: list[tuple[ScalarExpr, bool]], query: Symbol, key: Sy
     back, ahead = symbol("back", 0, queries), symbol("ahead", 1, max(keys, 1))
     before: dict[Symbol, Index] = {key: sub(query, back)}
     after: dict[Symbol, Index] = {key: add(query, ahead)}
-    kept = all(truth(condition, before) is wanted for condition, wanted in conditions)
-    return kept and any(truth(condition, after) is (not wanted) for condition, wanted in conditions)
+    holds = all(truth(condition, before) is wanted for condition, wanted in conditions)
+    return holds and any(truth(condition, after) is (not wanted) for condition, wanted in conditions)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Attention whose operands are bf16, multiplied in the CPU's units for it: AMX tiles, or AVX512-BF16.
 
 As in :mod:`fusec.passes.families.attention.cpu` queries lie on lanes: scores are [keys, queries], results [value size,
-queries]. Keys are the left operand of the first product where they lie. A task brings its queries into pairs along the
+queries]. Keys are the left operand of the first dot where they lie. A task brings its queries into pairs along the
 depth, once, and turns the values of a chunk of keys, so that keys lie side by side; then block after block of its
-queries passes these. Weights are rounded into pairs of keys, the right operand of the second product.
+queries passes these. Weights are rounded into pairs of keys, the right operand of the second dot.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ TILE_DEPTH = 32
 
 
 def multiplies_low_precision(match: AttentionParts, target: CpuTarget) -> bool:
-    """Whether both products are of bf16, known in size, and the target multiplies that as it is."""
-    products = (match.score_dot, match.value_dot)
-    sizes = [n for e in (contraction(op).extents for op in products) for n in (e.m, e.n, e.k)]
+    """Whether both dots are of bf16, known in size, and the target multiplies that as it is."""
+    dots = (match.score_dot, match.value_dot)
+    sizes = [n for e in (contraction(op).extents for op in dots) for n in (e.m, e.n, e.k)]
     return (
-        all(v.type.dtype is bf16 for op in products for v in op.operands)
+        all(v.type.dtype is bf16 for op in dots for v in op.operands)
         and accumulator_dtype(match.score_dot) is f32
         and all(isinstance(n, int) for n in sizes)
         and (target.multiplies(bf16) or target.multiplies_in_tiles(bf16))
@@ -64,10 +64,10 @@ def multiplies_low_precision(match: AttentionParts, target: CpuTarget) -> bool:
 
 def lower_low_precision_attention(context: LoweringContext, schedule: LowPrecisionAttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by tasks of queries."""
-    return _NarrowAttention(context, schedule).lower()
+    return _LowPrecisionAttention(context, schedule).lower()
 
 
-class _NarrowAttention:
+class _LowPrecisionAttention:
     def __init__(self, context: LoweringContext, schedule: LowPrecisionAttentionSchedule) -> None:
         self.context, self.s = context, schedule
         self.match, self.e = match, e = elements_of(context)
@@ -113,7 +113,7 @@ class _NarrowAttention:
         return find_keys(self.context, e, {e.point[e.query_axis]: add(first, row)}, rows, self.keys, self.s.keys)
 
     def _shift(self, key: Index) -> dict[Symbol, Index]:
-        """The tight symbols as block and place in the block, with this key."""
+        """The tight symbols as block and position in the block, with this key."""
         e = self.e
         return {
             e.point[e.query_axis]: add(self.first, self.qi),
@@ -379,9 +379,9 @@ class _NarrowAttention:
         following: dict[Symbol, Index] = {}
         for (p, _), n in reversed(list(zip(heads, counts, strict=True))):
             following[p], number = mod(number, n), floordiv(number, n)
-        place = add(mul(self.qs, steps), add(self.k0, self.kj))
-        of_queries = {e.point[e.query_axis]: minimum(floordiv(mul(place, s.queries), steps), self.queries - 1)}
-        of_keys: dict[Symbol, Index] = {e.key_symbol: minimum(floordiv(place, self.per), self.keys - 1)}
+        position = add(mul(self.qs, steps), add(self.k0, self.kj))
+        of_queries = {e.point[e.query_axis]: minimum(floordiv(mul(position, s.queries), steps), self.queries - 1)}
+        of_keys: dict[Symbol, Index] = {e.key_symbol: minimum(floordiv(position, self.per), self.keys - 1)}
         found: list[Load] = []
         for element, row, column, size in (
             (e.query, of_queries, e.depth, self.size),
@@ -392,15 +392,15 @@ class _NarrowAttention:
             if not isinstance(element, Load) or address_step(element, column) != 1 or 2 * lines > self.per:
                 continue
             line = mul(mod(floordiv(self.kj, 2), lines), _LINE)
-            ahead = reindex(element, {**following, **row, column: line})
-            assert isinstance(ahead, Load)
-            found.append(ahead)
+            read_next = reindex(element, {**following, **row, column: line})
+            assert isinstance(read_next, Load)
+            found.append(read_next)
         return tuple(found)
 
     def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:
         """The score as the user changes it, but for a factor; -inf beyond the last key.
 
-        What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores' place.
+        What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores instead.
         """
         changed = score_over(raw, reindex(score, self.shift), self.e.raw_score)
         base, factor = (changed, 1.0) if self.huge else without_factor(changed)

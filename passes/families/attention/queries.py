@@ -60,7 +60,7 @@ def _group(rows: Rows) -> Symbol:
     return symbol("group", 0, rows.groups - 1)
 
 
-def place_of_row(e: Elements, rows: Rows, row: Index) -> dict[Symbol, Index]:
+def index_of_row(e: Elements, rows: Rows, row: Index) -> dict[Symbol, Index]:
     """Where row number ``row`` lies along the axes of the queries and of the heads."""
     if rows.heads == 1:
         return {e.point[e.query_axis]: row}

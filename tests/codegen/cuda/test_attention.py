@@ -54,12 +54,12 @@ def test_plan_of_a_causal_mask() -> None:
     assert "head_and_block<kHeads, kBlocks, 8>(block)" in source.text
     assert "part = query_block * -128 + 384;" in source.text
     assert "return {row, first_key, first_key * -1 + row + query_block * -128 + 384};" in source.text
-    assert "return (place <= at.bound) ? raw : -infinity;" in source.text
+    assert "return (offset <= at.bound) ? raw : -infinity;" in source.text
 
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = emit_kernel(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
-    assert "float score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
+    assert "float score_whole(float raw, const Row& at, int offset, float number) const {\n        return raw;" in text
 
 
 def test_rows_without_a_finite_score() -> None:
@@ -74,7 +74,7 @@ def test_window_is_masked_on_both_sides() -> None:
     text = emit_kernel(kernel, SM_90).text
     assert "tanh" in text
     assert "first = 0;" not in text
-    assert "return ((place > at.bound) || (place <= at.bound_1)) ? -infinity : changed;" in text
+    assert "return ((offset > at.bound) || (offset <= at.bound_1)) ? -infinity : changed;" in text
 
 
 def test_even_blocks_go_head_by_head() -> None:

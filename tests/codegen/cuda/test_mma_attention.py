@@ -75,7 +75,7 @@ def test_the_last_queries_and_keys() -> None:
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = emit_kernel(lowered(*CASES["causal"], torch.bfloat16), SM_80).text
-    assert "score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
+    assert "score_whole(float raw, const Row& at, int offset, float number) const {\n        return raw;" in text
 
 
 def test_window_is_masked_on_both_sides() -> None:

@@ -12,7 +12,7 @@ from fusec.codegen.cuda.scores import (
     compared_to_key,
     constants_of,
     folded,
-    over_places,
+    over_offsets,
     range_of,
     spread,
 )
@@ -23,7 +23,7 @@ from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load
 ROW, KEY, HEAD = symbol("row", 0, 127), symbol("key", 0, 127), symbol("head", 0, 15)
 BIG = symbol("big", 0, 2**40)
 RAW = Load(Buffer("raw", f32, (), (), "tile"), ())
-PLACE = Buffer("place", f32, (), (), "tile")
+OFFSET = Buffer("offset", f32, (), (), "tile")
 
 
 def i(index: object) -> IndexValue:
@@ -50,12 +50,12 @@ def test_what_32_bits_do_not_hold_stays() -> None:
 def test_conversions_are_split_at_the_key() -> None:
     e = Apply("cast", (i(KEY - ROW),), f32)
     base = Apply("cast", (i(mul(ROW, -1)),), f32)
-    assert over_places(e, KEY, PLACE) == Apply("add", (base, Load(PLACE, ())), f32)
+    assert over_offsets(e, KEY, OFFSET) == Apply("add", (base, Load(OFFSET, ())), f32)
 
 
 def test_conversions_that_round_stay() -> None:
     e = Apply("cast", (i(add(BIG, KEY)),), f32)
-    assert over_places(e, KEY, PLACE) == e
+    assert over_offsets(e, KEY, OFFSET) == e
 
 
 def test_constants_of_a_block() -> None:
@@ -92,16 +92,16 @@ def test_factors_of_doubles_stay() -> None:
 
 def test_a_slope_is_multiplied_by_places_alone() -> None:
     slope = Apply("exp2", (Apply("cast", (i(HEAD),), f32),), f32)
-    base, place = Apply("cast", (i(mul(ROW, -1)),), f32), Load(PLACE, ())
-    e = times(slope, Apply("add", (base, place), f32))
-    wanted = Apply("add", (times(slope, base), times(slope, place)), f32)
-    assert spread(e, KEY, PLACE, {RAW.buffer}) == wanted
+    base, offset = Apply("cast", (i(mul(ROW, -1)),), f32), Load(OFFSET, ())
+    e = times(slope, Apply("add", (base, offset), f32))
+    wanted = Apply("add", (times(slope, base), times(slope, offset)), f32)
+    assert spread(e, KEY, OFFSET, {RAW.buffer}) == wanted
 
 
 def test_a_slope_that_may_be_infinite_stays() -> None:
     loaded = Load(Buffer("slopes", f32, (16,), (1,)), (HEAD,))
-    e = times(loaded, Apply("add", (Apply("cast", (i(ROW),), f32), Load(PLACE, ())), f32))
-    assert spread(e, KEY, PLACE, {RAW.buffer}) == e
+    e = times(loaded, Apply("add", (Apply("cast", (i(ROW),), f32), Load(OFFSET, ())), f32))
+    assert spread(e, KEY, OFFSET, {RAW.buffer}) == e
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fusec.tile.nodes import RegisterTile
 @dataclass(frozen=True)
 class AttentionSchedule(CpuSchedule):
     """``queries``: rows of one task, on lanes. ``keys``: rows of one step of the online softmax.
-    ``scores`` and ``values``: accumulators of the first and the second product. ``split``: parts of the keys, a task
+    ``scores`` and ``values``: accumulators of the first and the second dot. ``split``: parts of the keys, a task
     each."""
 
     queries: int
@@ -36,10 +36,10 @@ class AttentionSchedule(CpuSchedule):
 
 @dataclass(frozen=True)
 class LowPrecisionAttentionSchedule(CpuSchedule):
-    """Attention whose products are of bf16.
+    """Attention whose dots are of bf16.
 
     task: queries of one task, ``queries`` at a time, on lanes. chunk: keys whose values a task turns and keeps in L2
-    while all its queries pass; keys: of one step of the online softmax. scores, values: accumulators of the products.
+    while all its queries pass; keys: of one step of the online softmax. scores, values: accumulators of the dots.
     shared: each chunk has tasks of its own.
     """
 

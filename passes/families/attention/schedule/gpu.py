@@ -60,7 +60,7 @@ _ATTENTION_BLOCKS: _Blocks = (
 """Queries, keys, warps, stages. On an H200 with heads of 128, TFLOP/s at N 4096: the first 493 causal and 534 full,
 the second 464 and 538; two blocks of 4 warps an SM beat one of 8 (447 to 505), whose softmaxes come at one time. With
 heads of 64 the fifth is best (482 full, 429 causal, where the first has 438 and 402), of 32 and of 256 the first."""
-_UNMASKED_FIRST, _NARROW_FIRST = _ATTENTION_BLOCKS[1], _ATTENTION_BLOCKS[4]
+_UNMASKED_FIRST, _SMALL_HEADS_FIRST = _ATTENTION_BLOCKS[1], _ATTENTION_BLOCKS[4]
 
 _MAX_RESULTS = 128 * 32
 """Elements of the result that a warp keeps: more than 128 registers a thread for them, and the rest is spilled."""
@@ -70,7 +70,7 @@ _MAX_PLAIN = 64 * 32 * 64
 
 _FEW_ROWS = 64
 _FEW_QUERIES_BLOCKS = ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64, 4, 3))
-"""Where keys and values are read by few queries, whose products hide behind the loads. On an H200, 32 heads that share
+"""Where keys and values are read by few queries, whose dots hide behind the loads. On an H200, 32 heads that share
 8 of 128: 3.5 TB/s of keys and values for one query and 65536 keys, 4.36 for 16 times 16384; all within 4 %."""
 
 _KEYS_TO_SPLIT, _KEYS_TO_SPLIT_MANY_QUERIES, _LEAST_PART, _MOST_PARTS = 768, 4096, 128, 64
@@ -80,8 +80,8 @@ _BLOCKS_AN_SM = (1, 2, 4)
 """How many parts there are, best guess first."""
 
 
-_SHARE, _NARROW_SHARE = 0.73, 0.88
-"""What the first blocks reach of the rate at which products and softmax overlap, as Hopper's own kernels do; with heads
+_SHARE, _SMALL_HEADS_SHARE = 0.73, 0.88
+"""What the first blocks reach of the rate at which dots and softmax overlap, as Hopper's own kernels do; with heads
 of up to 64."""
 _ONE_AFTER_ANOTHER = 0.826
 """The same of the rate at which they take turns, with the instructions of warps: 322 of 390 TFLOP/s, 278 of 336."""
@@ -101,7 +101,7 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
     shallow: list[GpuAttentionSchedule] = []
     blocks = _ATTENTION_BLOCKS
     if 32 < max(size.depth, size.values) <= 64:
-        blocks = (_NARROW_FIRST, *blocks)
+        blocks = (_SMALL_HEADS_FIRST, *blocks)
     elif not size.masked and max(size.depth, size.values) > 64:
         blocks = (_UNMASKED_FIRST, *blocks)
     if size.rows <= _FEW_ROWS:
@@ -112,14 +112,14 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
         if (item == 4 and q * k * deep > _MAX_PLAIN) or q * wide > _MAX_RESULTS * warps:
             continue
         fitting = (target.shared_memory // item - q * deep) // (k * (deep + wide))
-        kept = found if fitting >= stages else shallow
+        fitting_blocks = found if fitting >= stages else shallow
         for split in _splits(size, q, k, target) if fitting > 0 else ():
-            kept.append(GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split))
+            fitting_blocks.append(GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split))
     order = list(dict.fromkeys((*found, *shallow)))
     if not order:
         return []
     seconds = _predict(size, order[0], target)
-    return [replace(s, seconds=seconds / _LATER**place) for place, s in enumerate(order)]
+    return [replace(s, seconds=seconds / _LATER**position) for position, s in enumerate(order)]
 
 
 def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) -> float:
@@ -127,12 +127,12 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
     rates = target.rates
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     rate = rates.tensor if size.bits == 16 else rates.simt
-    products, softmax = size.products(deep, wide, rate), size.softmax(target)
+    matmuls, softmax = size.matmuls(deep, wide, rate), size.softmax(target)
     if target.has_faster_matmuls:
-        share = _NARROW_SHARE if max(size.depth, size.values) <= 64 else _SHARE
-        point = overlapped(products, softmax) / share
+        share = _SMALL_HEADS_SHARE if max(size.depth, size.values) <= 64 else _SHARE
+        point = overlapped(matmuls, softmax) / share
     else:
-        point = (products + softmax) / _ONE_AFTER_ANOTHER
+        point = (matmuls + softmax) / _ONE_AFTER_ANOTHER
     blocks = size.heads * ceil(size.rows / s.queries) * s.split
     part = replace(size, heads=size.heads * s.split, keys=ceil(size.keys / s.split))
     points = waves(part, s.queries, BETWEEN_STANDING, s.keys, target)

@@ -60,11 +60,11 @@ def mma_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[Mma
     if not ordered:
         return []
     seconds = _predict(size, ordered[0], target)
-    return [replace(s, seconds=seconds / _LATER**place) for place, s in enumerate(ordered)]
+    return [replace(s, seconds=seconds / _LATER**position) for position, s in enumerate(ordered)]
 
 
 _SHARE, _WIDE_SHARE = 1.0, 0.74
-"""What is reached of the rate at which products and softmax take turns: with heads of up to 128 columns, and of more,
+"""What is reached of the rate at which dots and softmax take turns: with heads of up to 128 columns, and of more,
 whose registers don't hold two blocks an SM."""
 _LATER = 0.97
 """What a block is taken to keep of the rate of the one before it."""
@@ -76,7 +76,7 @@ def _predict(size: AttentionSize, s: MmaAttentionSchedule, target: GpuTarget) ->
     """Seconds of the usual best block."""
     deep, wide = (16 * ceil(n / 16) for n in (size.depth, size.values))
     share = _SHARE if max(deep, wide) <= 128 else _WIDE_SHARE
-    point = (size.products(deep, wide, target.rates.warp_tensor) + size.softmax(target)) / share
+    point = (size.matmuls(deep, wide, target.rates.warp_tensor) + size.softmax(target)) / share
     blocks = size.heads * ceil(size.rows / s.queries)
     work = waves(size, s.queries, 1.0, s.keys, target) * target.sms * point
     return target.rates.launch + _START + max(work, size.traffic(target, blocks))

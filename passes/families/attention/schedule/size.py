@@ -53,8 +53,8 @@ class AttentionSize:
         """Queries and keys that are computed."""
         return (1 - self.hidden) * self.heads * self.rows * self.keys
 
-    def products(self, depth: int, values: int, rate: float) -> float:
-        """Seconds of a point's products, heads taken as so wide; at a rate of products of 16 bits."""
+    def matmuls(self, depth: int, values: int, rate: float) -> float:
+        """Seconds of a point's dots, heads taken as so wide; at a rate of matmuls of 16 bits."""
         return 2.0 * (depth + values) * max(self.bits // 16, 1) / rate
 
     def softmax(self, target: GpuTarget) -> float:
@@ -85,6 +85,6 @@ def waves(size: AttentionSize, queries: int, extra: float, keys: int, target: Gp
     return each * (ceil(share) if share <= 1 or not size.hidden else max(share, 1.0))
 
 
-def overlapped(products: float, softmax: float) -> float:
+def overlapped(matmuls: float, softmax: float) -> float:
     """Seconds of a point where warps multiply while others are at their softmax."""
-    return hypot(products, softmax)
+    return hypot(matmuls, softmax)
