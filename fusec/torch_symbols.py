@@ -32,14 +32,14 @@ Extents = Mapping[str, int]
 class Sizes:
     """How the inputs and results of a graph hang on its symbols.
 
-    symbols: each with the range that Dynamo knows, as far as it has ends. places: the tensor (among the tensors of the
-    inputs) and the axis that each symbol is read from. kept: the places of inputs that are no sizes. tensors: which of
-    those are tensors. numbers: the sizes among the inputs, by place. shapes, strides: of each tensor. results: the
-    sizes among the results, by place.
+    symbols: each with the range that Dynamo knows, as far as it has ends. read_at: the tensor (among the tensors of the
+    inputs) and the axis that each symbol is read from. kept: the positions of inputs that are no sizes. tensors: which
+    of those are tensors. numbers: the sizes among the inputs, by position. shapes, strides: of each tensor. results:
+    the sizes among the results, by position.
     """
 
     symbols: tuple[Symbol, ...]
-    places: Mapping[str, tuple[int, int]]
+    read_at: Mapping[str, tuple[int, int]]
     kept: tuple[int, ...]
     tensors: tuple[int, ...]
     numbers: Mapping[int, Index]
@@ -49,7 +49,7 @@ class Sizes:
 
     def values(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Each symbol's value where the tensors have these shapes."""
-        return {name: shapes[tensor][axis] for name, (tensor, axis) in self.places.items()}
+        return {name: shapes[tensor][axis] for name, (tensor, axis) in self.read_at.items()}
 
     def openings(self, seen: Sequence[Sequence[Layout]]) -> Iterator[Opening]:
         """The ranges to try one program for, after such calls: of all symbols, then of those that changed.
@@ -115,7 +115,7 @@ def sizes_of(module: fx.GraphModule) -> Sizes | None:
         raise DimensionError("its only result is a size")
     return Sizes(
         tuple(reader.symbols.values()),
-        reader.places,
+        reader.read_at,
         tuple(kept),
         tuple(number for number, k in enumerate(kept) if isinstance(noted[k], torch.Tensor)),
         {k: reader.read(value) for k, value in sizes.items()},
@@ -142,7 +142,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.symbols: dict[Any, Symbol] = {}
-        self.places: dict[str, tuple[int, int]] = {}
+        self.read_at: dict[str, tuple[int, int]] = {}
 
     def tensor(self, number: int, tensor: torch.Tensor) -> None:
         """Notes the symbols that are extents of a tensor by themselves."""
@@ -152,7 +152,7 @@ class _Reader:
                 if known not in self.symbols:
                     made = symbol(str(known), *_ends(extent, known))
                     self.symbols[known] = made
-                    self.places[made.name] = (number, axis)
+                    self.read_at[made.name] = (number, axis)
 
     def read(self, extent: int | torch.SymInt) -> Index:
         return self.index(extent.node.expr) if isinstance(extent, torch.SymInt) else extent
@@ -225,8 +225,8 @@ class SizedGraph:
         if sizes.results:
             rest = [k for k in range(len(given)) if k not in sizes.results]
             self.without = lambda result: tuple(result[k] for k in rest)
-            places = {k: f"result[{number}]" for number, k in enumerate(rest)}
-            parts = [places[k] if k in places else spell(sizes.results[k]) for k in range(len(given))]
+            read_at = {k: f"result[{number}]" for number, k in enumerate(rest)}
+            parts = [read_at[k] if k in read_at else spell(sizes.results[k]) for k in range(len(given))]
             self.together = self._write("together", ("result",), [f"return ({''.join(f'{p}, ' for p in parts)})"])
 
     def __call__(self, *kept: Any) -> Any:
@@ -234,7 +234,7 @@ class SizedGraph:
 
     def _inputs(self) -> list[str]:
         count = len(self.sizes.kept) + len(self.sizes.numbers)
-        names = {place: f"a{number}" for number, place in enumerate(self.sizes.kept)}
+        names = {position: f"a{number}" for number, position in enumerate(self.sizes.kept)}
         return [names[k] if k in names else spell(self.sizes.numbers[k]) for k in range(count)]
 
     def _write(self, name: str, first: tuple[str, ...], lines: Sequence[str]) -> Callable[..., Any]:
@@ -244,7 +244,7 @@ class SizedGraph:
         reads = [
             f"{variable_of(s)} = {tensors[tensor]}.shape[{axis}]"
             for s in self.sizes.symbols
-            for tensor, axis in [self.sizes.places[s.name]]
+            for tensor, axis in [self.sizes.read_at[s.name]]
         ]
         return make_function(name, [*first, *parameters], [*reads, *lines], Scope())
 

@@ -15,7 +15,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.raising import is_lookup
 from fusec.ir.types import DType, bool_
 from fusec.passes.float_ranges import Interval, float_range
-from fusec.passes.places import raises_beside_other_writes, written_indices
+from fusec.passes.written_indices import raises_beside_other_writes, written_indices
 from fusec.runtime.library import CHECK_INDEX, parse_arguments
 
 Range = tuple[int, int]

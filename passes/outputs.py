@@ -103,7 +103,7 @@ class _Owner:
         self.taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
         self.copies: dict[tuple[Value, Strides | None], Value] = {}
         self.shown: dict[int, Value] = {}
-        """Copies of outputs that an ``alias`` shows, by the outputs' places."""
+        """Copies of outputs that an ``alias`` shows, by the outputs' positions."""
         self.given: set[Value] = set()
         """Memory that is an output's."""
 

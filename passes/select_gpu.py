@@ -40,7 +40,7 @@ class GpuSelector:
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
     def alternatives(self, context: LoweringContext) -> list[Alternative]:
-        """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
+        """Every way to compute a group: its schedules, the best predicted first, and from the second position on the
         library's calls. LoweringError when no family fits."""
         own = self._own(context)
         rest = [a for a in self._library(context) if a.text not in {o.text for o in own}]

@@ -25,7 +25,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, TensorType, bool_, i64
-from fusec.passes.placed_writes import library_write, with_placed_writes
+from fusec.passes.indexed_writes import library_write, with_writes_at
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
@@ -35,11 +35,11 @@ def open_writes(graph: Graph, *, in_place: bool = True, several: bool = False, b
     So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only. ``several``:
     kernels can write several positions that are data, in any order.
     """
-    graph = _with_whole_writes(with_placed_writes(graph, several=several)) if in_place else graph
+    graph = _with_whole_writes(with_writes_at(graph, several=several)) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
-    kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
-    return rewrite(graph, (_opening(kept),))
+    written_in_place = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
+    return rewrite(graph, (_opening(written_in_place),))
 
 
 def _with_whole_writes(graph: Graph) -> Graph:
@@ -73,7 +73,7 @@ def late_readers(graph: Graph) -> set[str]:
     that is the input's new contents: nothing says what they may write over.
     """
     producers = graph.producers()
-    place = {op: k for k, op in enumerate(graph.ops)}
+    number = {op: k for k, op in enumerate(graph.ops)}
     chains = list(_chains(graph, frozenset(), judged=False))
     judged = {update for chain in chains for update in chain}
     updates = {op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}
@@ -82,7 +82,7 @@ def late_readers(graph: Graph) -> set[str]:
         for update in chain:
             writer = producers[update.operands[1]]
             done = _ancestors(producers, (*writer.operands, update.operands[0]))
-            between = graph.ops[place[writer] : place[update]]
+            between = graph.ops[number[writer] : number[update]]
             too_soon = any(op.definition.kind == "extern" or update.operands[0] in op.results for op in between)
             readers = [op for op in _readers(graph, producers, update) if op is writer or op not in done]
             if too_soon or any(op is not writer or not _reads_in_step(op, update) for op in readers):
@@ -224,11 +224,11 @@ def _escapes(graph: Graph, value: Value) -> bool:
     return not seen.isdisjoint(graph.outputs)
 
 
-def _opening(kept: Set[Value]) -> Rule:
+def _opening(written_in_place: Set[Value]) -> Rule:
     @rule("update")
     def update_as_select(r: Rewriter) -> Outcome:
         """update(x, y) ⇒ select(inside, spread(y), x)"""
-        if r.op.result in kept:
+        if r.op.result in written_in_place:
             return None
         base, value, *positions = r.operands
         if positions:
@@ -250,7 +250,7 @@ def _opening(kept: Set[Value]) -> Rule:
 
 
 Box = tuple[int, Dim, Dim, Dim]
-"""An axis, the first place on it that is written, how many are, and the axis's extent."""
+"""An axis, the first position on it that is written, how many are, and the axis's extent."""
 
 
 def _tests(r: Rewriter, base: TensorType, axis: int, start: Dim, n: Dim, extent: Dim) -> Iterator[Value]:
@@ -295,6 +295,6 @@ def _spread(r: Rewriter, value: Value, base: TensorType, cut: Sequence[Box]) -> 
     return r.emit("pad", value, zero, attributes=PadAttributes(tuple(low), tuple(high)))
 
 
-def placed(graph: Graph) -> dict[Value, Op]:
+def updates_of(graph: Graph) -> dict[Value, Op]:
     """The updates by the values that they write: those lie in the memory of what is updated."""
     return {op.operands[1]: op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}

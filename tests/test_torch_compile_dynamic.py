@@ -208,7 +208,7 @@ def test_a_graph_is_read_without_running_it() -> None:
     x = torch.randn(5, 6)
     (flat,) = sized(x)
     torch.testing.assert_close(sized.together((flat,), x), f(x))
-    assert sized.sizes.values([(5, 6)]) == dict(zip(sized.sizes.places, (5, 6), strict=True))
+    assert sized.sizes.values([(5, 6)]) == dict(zip(sized.sizes.read_at, (5, 6), strict=True))
 
 
 def test_numbers_that_change_are_refused() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-_PRODUCTS = frozenset({"matmul", "bmm", "einsum"})
+_MATMULS = frozenset({"matmul", "bmm", "einsum"})
 _CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "_to_copy", "contiguous"})
 _SWITCHES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode"})
 _MAKERS = frozenset({"ones", "zeros", "full", "arange", "tensor", "scalar_tensor", "empty"})
@@ -38,7 +38,7 @@ _STEPS = frozenset(
 _MOST = 2**28
 """Bytes of a mask up to which its values are looked at."""
 _HIDDEN = -1e9
-"""A score that gives a place no weight: its exponential beside any other place's is 0."""
+"""A score that gives a position no weight: its exponential beside any other position's is 0."""
 
 
 def with_library_attention(module: fx.GraphModule, devices: Sequence[str] = ("cuda",)) -> fx.GraphModule:
@@ -91,7 +91,7 @@ class _Chain:
     nodes: set[fx.Node] = field(default_factory=set)
 
     def seeing(self, visible: torch.Tensor, scores: Any) -> Any:
-        """The scores, of which only some places count."""
+        """The scores, of which only some positions count."""
         self.visible = visible if self.visible is None else self.visible & visible
         return scores
 
@@ -114,7 +114,7 @@ def _attention(softmax: fx.Node, devices: Sequence[str]) -> _Attention | None:
 
 
 def _fitting(first: fx.Node, second: fx.Node, chain: _Chain, rank: int) -> _Attention | None:
-    left, right = _scores_product(first, rank), _values_product(second, rank)
+    left, right = _scores_matmul(first, rank), _values_matmul(second, rank)
     if left is None or right is None:
         return None
     query, key = left
@@ -130,7 +130,7 @@ def _fitting(first: fx.Node, second: fx.Node, chain: _Chain, rank: int) -> _Atte
         return None  # the library's kernels are of these types
     width = widths.pop()
     if width % 8 or width > 256 or rows < 1 or columns < 2:
-        return None  # of one place alone the gradient is 0, which the library's is but nearly
+        return None  # of one position alone the gradient is 0, which the library's is but nearly
     causal = chain.visible is not None
     if chain.visible is not None and not _is_causal(chain.visible, rows, columns):
         return None
@@ -157,7 +157,7 @@ def _down(softmax: fx.Node, chain: _Chain) -> fx.Node | None:
                 return None
         chain.nodes.add(node)
         name = _name(node)
-        if name in _PRODUCTS:
+        if name in _MATMULS:
             return node
         reader, node = node, _step(node, name, chain)
     return None
@@ -210,10 +210,10 @@ def _up(softmax: fx.Node, chain: _Chain) -> fx.Node | None:
     while len(node.users) == 1:
         reader = next(iter(node.users))
         name = _name(reader)
-        if name in _PRODUCTS:
+        if name in _MATMULS:
             return reader
         chain.nodes.add(reader)
-        if name not in _CASTS and not (name == "dropout" and _keeps_all(reader)):
+        if name not in _CASTS and not (name == "dropout" and _drops_nothing(reader)):
             return None
         if not reader.args or reader.args[0] is not node or not _is_float(reader):
             return None
@@ -236,7 +236,7 @@ def _is_quiet(first: fx.Node, second: fx.Node, chain: _Chain) -> bool:
 # Products
 
 
-def _scores_product(node: fx.Node, rank: int) -> tuple[_Operand, _Operand] | None:
+def _scores_matmul(node: fx.Node, rank: int) -> tuple[_Operand, _Operand] | None:
     """Query and key of ``q @ kᵀ`` with the axis of features last."""
     plain = tuple(range(rank))
     if _name(node) != "einsum":
@@ -257,7 +257,7 @@ def _scores_product(node: fx.Node, rank: int) -> tuple[_Operand, _Operand] | Non
     return _Operand(a, tuple(map(ta.index, wanted[0]))), _Operand(b, tuple(map(tb.index, wanted[1])))
 
 
-def _values_product(node: fx.Node, rank: int) -> tuple[_Operand, tuple[int, ...]] | None:
+def _values_matmul(node: fx.Node, rank: int) -> tuple[_Operand, tuple[int, ...]] | None:
     """The value of ``p @ v``, and the order of the product's axes in the result."""
     plain = tuple(range(rank))
     if _name(node) != "einsum":
@@ -318,7 +318,7 @@ def _equation(node: fx.Node) -> tuple[tuple[fx.Node, str], tuple[fx.Node, str], 
 
 
 def _hides(value: Any, chain: _Chain) -> bool:
-    """Whether a place that is filled with a value has no weight, whatever it is multiplied with later."""
+    """Whether a position that is filled with a value has no weight, whatever it is multiplied with later."""
     number = _number(value)
     return number is not None and number * min(chain.scale, 1) <= _HIDDEN
 
@@ -426,11 +426,11 @@ def _is_float(node: fx.Node) -> bool:
     return value is not None and value.is_floating_point()
 
 
-def _argument(node: fx.Node, place: int, name: str) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
-def _keeps_all(node: fx.Node) -> bool:
+def _drops_nothing(node: fx.Node) -> bool:
     """Whether a dropout drops nothing."""
     rate, training = _argument(node, 1, "p"), _argument(node, 2, "training")
     return training is False or rate == 0

@@ -151,7 +151,7 @@ def require_same_dtype(types: Sequence[TensorType]) -> None:
 
 
 def require_positions(value: TensorType, axes: Sequence[int], positions: Sequence[TensorType]) -> None:
-    """TypeRuleError unless there is an integer, or a row of them for the value's places, for each axis."""
+    """TypeRuleError unless there is an integer, or a row of them for the value's positions, for each axis."""
     if len(axes) != len(positions):
         raise TypeRuleError(f"axes={list(axes)} and {len(positions)} operands for them: each axis has its own")
     require_axes(axes, value)

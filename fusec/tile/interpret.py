@@ -123,8 +123,8 @@ class _Interpreter:
             shape = self.state.arrays[buffer].shape
             self.state.writers[buffer] = np.full(shape, -1, np.int64)
             self.state.readers[buffer] = np.full(shape, -1, np.int64)
-        for number, place in enumerate(itertools.product(*(range(it.extent) for it in grid.iters))):
-            here = {**at, **{it.var: i for it, i in zip(grid.iters, place, strict=True)}}
+        for number, indices in enumerate(itertools.product(*(range(it.extent) for it in grid.iters))):
+            here = {**at, **{it.var: i for it, i in zip(grid.iters, indices, strict=True)}}
             if all(it.limit is None or here[it.var] < _integer(it.limit, here) for it in grid.iters):
                 self.state.point = number
                 self.block(grid.body, here)
@@ -137,13 +137,13 @@ class _Interpreter:
         if 0 in domain.shape:
             return
         value = self._value(statement.value, domain)
-        places = _places(statement.index, domain.symbols, domain.shape)
+        indices = _indices(statement.index, domain.symbols, domain.shape)
         if isinstance(statement, Store):
-            places = self._moved(statement, places, domain)
-        self._write(statement.target, places, value)
+            indices = self._moved(statement, indices, domain)
+        self._write(statement.target, indices, value)
 
-    def _moved(self, store: Store, places: tuple[Array, ...], domain: _Domain) -> tuple[Array, ...]:
-        found = list(places)
+    def _moved(self, store: Store, indices: tuple[Array, ...], domain: _Domain) -> tuple[Array, ...]:
+        found = list(indices)
         for move in self.kernel.moves:
             if move.buffer is store.target:
                 to = subscript_of(move, store)
@@ -157,8 +157,8 @@ class _Interpreter:
         if statement.fresh:
             retained = _domain(_retained_iters(statement, used), at)
             if 0 not in retained.shape:
-                place = _places(statement.index, retained.symbols, retained.shape)
-                self._write(target, place, np.asarray(MONOIDS[statement.op].identity(target.dtype)))
+                indices = _indices(statement.index, retained.symbols, retained.shape)
+                self._write(target, indices, np.asarray(MONOIDS[statement.op].identity(target.dtype)))
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
             return
@@ -168,17 +168,17 @@ class _Interpreter:
         ufunc = MONOIDS[statement.op].ufunc
         if axes:
             value = ufunc.reduce(value, axis=axes, keepdims=True)
-        place = _places(statement.index, domain.symbols, value.shape)
-        self._check(target, place)
+        indices = _indices(statement.index, domain.symbols, value.shape)
+        self._check(target, indices)
         whole = self.state.arrays[target].astype(accumulated)
-        if place:
-            ufunc.at(whole, place, value)
+        if indices:
+            ufunc.at(whole, indices, value)
         else:
             whole[...] = ufunc(whole, value)
-        self._write(target, place, whole[place])
+        self._write(target, indices, whole[indices])
 
     def _softmax_exp(self, statement: SoftmaxExp, at: Points) -> None:
-        """The sum, then the weights, which may take the scores' place."""
+        """The sum, then the weights, which may overwrite the scores."""
         row_sum, weights = statement.row_sum, statement.weights
         dtype = row_sum.dtype
         exponent: ScalarExpr = Apply("mul", (statement.score, Const(statement.factor, dtype)), dtype)
@@ -186,9 +186,9 @@ class _Interpreter:
             exponent = Apply("sub", (exponent, statement.shift), dtype)
         power = Apply("exp2", (exponent,), dtype)
         domain = (statement.keys, statement.queries)
-        places = [tuple(_plain(i) for i in load.index) for load in (row_sum, weights)]
-        self._reduce(Reduce(domain, row_sum.buffer, places[0], "sum", power, fresh=False), at)
-        self._pointwise(Map(domain, weights.buffer, places[1], power), at)
+        indices = [tuple(_plain(i) for i in load.index) for load in (row_sum, weights)]
+        self._reduce(Reduce(domain, row_sum.buffer, indices[0], "sum", power, fresh=False), at)
+        self._pointwise(Map(domain, weights.buffer, indices[1], power), at)
 
     def _dot(self, dot: Dot, at: Points) -> None:
         for store in dot.beside:
@@ -207,7 +207,7 @@ class _Interpreter:
             total = total + np.broadcast_to(self._value(dot.accumulator, domain), (m, n))
         self._spoil_padding(dot, at, m, n)
         index = [_plain(i) for i in dot.accumulator.index]
-        self._write(buffer, _places(index, domain.symbols, (m, n)), total)
+        self._write(buffer, _indices(index, domain.symbols, (m, n)), total)
 
     def _spoil_padding(self, dot: Dot, at: Points, m: int, n: int) -> None:
         """A register block (a GPU's whole block) may leave anything in the tile beyond the last row and column."""
@@ -217,63 +217,63 @@ class _Interpreter:
         r, c = dot.registers.rows or dot.m.extent, dot.registers.columns or dot.n.extent
         domain = _grid_of(at, {dot.m.var: np.arange(round_up(m, r)), dot.n.var: np.arange(round_up(n, c))})
         shape = domain.shape
-        place = [np.broadcast_to(_index(_plain(i), domain.symbols), shape) for i in dot.accumulator.index]
+        indices = [np.broadcast_to(_index(_plain(i), domain.symbols), shape) for i in dot.accumulator.index]
         outside = (np.arange(shape[0])[:, None] >= m) | (np.arange(shape[1])[None, :] >= n)
-        for p, extent in zip(place, buffer.shape, strict=True):
+        for p, extent in zip(indices, buffer.shape, strict=True):
             outside = outside & (p < extent)
-        self.state.arrays[buffer][tuple(p[outside] for p in place)] = undefined_value(buffer.dtype)
+        self.state.arrays[buffer][tuple(p[outside] for p in indices)] = undefined_value(buffer.dtype)
 
     # scalars
 
     def _value(self, e: ScalarExpr, domain: _Domain) -> Array:
         return _Evaluation(self, domain).value(e, None)
 
-    def read(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None) -> Array:
-        """Elements of a buffer; a place outside it is an error where it is active."""
+    def read(self, buffer: Buffer, indices: tuple[Array, ...], active: Array | None) -> Array:
+        """Elements of a buffer; a position outside it is an error where it is active."""
         array = self.state.arrays[buffer]
-        inside = self._check(buffer, place, active)
+        inside = self._check(buffer, indices, active)
         if inside is not None:
             if 0 in array.shape:
-                return np.zeros(np.broadcast_shapes(*(p.shape for p in place)), buffer.dtype.numpy)
-            place = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, array.shape, strict=True))
-        self._note_read(buffer, place, inside)
-        return np.asarray(array[place])
+                return np.zeros(np.broadcast_shapes(*(p.shape for p in indices)), buffer.dtype.numpy)
+            indices = tuple(np.clip(p, 0, n - 1) for p, n in zip(indices, array.shape, strict=True))
+        self._note_read(buffer, indices, inside)
+        return np.asarray(array[indices])
 
-    def _check(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None = None) -> Array | None:
-        """Where a place is inside its buffer, None for everywhere. VerifyError where it is not and is active."""
+    def _check(self, buffer: Buffer, indices: tuple[Array, ...], active: Array | None = None) -> Array | None:
+        """Where a position is inside its buffer, None for everywhere. VerifyError where it is not and is active."""
         shape = self.state.arrays[buffer].shape
-        if all(not p.size or (p.min() >= 0 and p.max() < n) for p, n in zip(place, shape, strict=True)):
+        if all(not p.size or (p.min() >= 0 and p.max() < n) for p, n in zip(indices, shape, strict=True)):
             return None
         inside = np.asarray(True)
-        for p, extent in zip(place, shape, strict=True):
+        for p, extent in zip(indices, shape, strict=True):
             inside = inside & (p >= 0) & (p < extent)
         wrong = ~inside if active is None else ~inside & active
         if wrong.any():
-            wrong, *place = np.broadcast_arrays(wrong, *place)  # type: ignore[assignment]
-            where = tuple(int(p[wrong][0]) for p in place)
+            wrong, *indices = np.broadcast_arrays(wrong, *indices)  # type: ignore[assignment]
+            where = tuple(int(p[wrong][0]) for p in indices)
             raise VerifyError(f"{self.kernel.name}: subscript {where} is outside {buffer} {list(shape)}")
         return inside
 
-    def _note_read(self, buffer: Buffer, place: tuple[Array, ...], inside: Array | None) -> None:
+    def _note_read(self, buffer: Buffer, indices: tuple[Array, ...], inside: Array | None) -> None:
         if self.state.point < 0 or buffer not in self.state.writers:
             return
         if inside is not None:
-            place = tuple(p[inside] for p in np.broadcast_arrays(*place, inside)[:-1])
-        writers = self.state.writers[buffer][place]
-        self.state.readers[buffer][place] = self.state.point
+            indices = tuple(p[inside] for p in np.broadcast_arrays(*indices, inside)[:-1])
+        writers = self.state.writers[buffer][indices]
+        self.state.readers[buffer][indices] = self.state.point
         if ((writers >= 0) & (writers != self.state.point)).any():
             raise VerifyError(f"{self.kernel.name}: a grid point reads what another wrote to {buffer}")
 
-    def _write(self, buffer: Buffer, place: tuple[Array, ...], value: Array) -> None:
-        self._check(buffer, place)
+    def _write(self, buffer: Buffer, indices: tuple[Array, ...], value: Array) -> None:
+        self._check(buffer, indices)
         if self.state.point >= 0 and buffer in self.state.writers:
             writers, readers = self.state.writers[buffer], self.state.readers[buffer]
-            for others in (writers[place], readers[place]):
+            for others in (writers[indices], readers[indices]):
                 if ((others >= 0) & (others != self.state.point)).any():
                     raise VerifyError(f"{self.kernel.name}: two grid points use the same element of {buffer}")
-            writers[place] = self.state.point
+            writers[indices] = self.state.point
         target = self.state.arrays[buffer]
-        target[place] = np.asarray(value).astype(buffer.dtype.numpy) if place else np.ravel(value)[0]
+        target[indices] = np.asarray(value).astype(buffer.dtype.numpy) if indices else np.ravel(value)[0]
 
 
 class _Evaluation:
@@ -301,8 +301,8 @@ class _Evaluation:
             case IndexValue():
                 return np.asarray(_index(e.index, self.domain.symbols)).astype(register_dtype(e.dtype))
             case Load():
-                place = tuple(self._subscript(i, active) for i in e.index)
-                loaded = self.interpreter.read(e.buffer, place, active)
+                indices = tuple(self._subscript(i, active) for i in e.index)
+                loaded = self.interpreter.read(e.buffer, indices, active)
                 return loaded.astype(register_dtype(e.dtype))
             case Apply(op="cast"):
                 rounded = self.value(e.args[0], active).astype(e.dtype.numpy)
@@ -346,12 +346,12 @@ def _grid_of(at: Points, axes: Mapping[Symbol, Array]) -> _Domain:
     return _Domain({**at, **opened}, shape)
 
 
-def _places(index: Sequence[Index], at: Points, shape: tuple[int, ...]) -> tuple[Array, ...]:
+def _indices(index: Sequence[Index], at: Points, shape: tuple[int, ...]) -> tuple[Array, ...]:
     """Subscripts for each point of a domain, which broadcast to its shape."""
-    place = tuple(np.asarray(_index(i, at)) for i in index)
-    if not place or np.broadcast(*place).shape == shape:
-        return place
-    return tuple(np.broadcast_to(p, shape) for p in place)
+    indices = tuple(np.asarray(_index(i, at)) for i in index)
+    if not indices or np.broadcast(*indices).shape == shape:
+        return indices
+    return tuple(np.broadcast_to(p, shape) for p in indices)
 
 
 def _domain(iters: Sequence[Iter], at: Points) -> _Domain:
@@ -370,8 +370,8 @@ def _walk(iters: Sequence[Iter], at: Points) -> Iterator[tuple[int, ...]]:
         return
     first, *rest = iters
     for i in range(_length(first, at)):
-        for place in _walk(rest, {**at, first.var: i}):
-            yield (i, *place)
+        for indices in _walk(rest, {**at, first.var: i}):
+            yield (i, *indices)
 
 
 def _retained_iters(statement: Reduce, used: set[Symbol]) -> tuple[Iter, ...]:

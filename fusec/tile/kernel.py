@@ -20,7 +20,7 @@ class Move:
     """Where the elements of an output go along an axis: data tell.
 
     What is stored at subscript ``at`` along the axis ``along`` goes to ``to``, an integer in parameters, along ``axis``
-    of an array that has ``extent`` places there and begins at the output's address.
+    of an array that has ``extent`` positions there and begins at the output's address.
     """
 
     buffer: Buffer
@@ -81,7 +81,7 @@ class Kernel:
     addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: the same
     work as a record, for a backend that has such a loop nest by hand. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
-    ``moves``: outputs whose places in their arrays are data.
+    ``moves``: outputs whose positions in their arrays are data.
     """
 
     name: str

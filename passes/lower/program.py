@@ -18,7 +18,7 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, 
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_strides
-from fusec.passes.writes import placed
+from fusec.passes.writes import updates_of
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.kernel import Kernel
@@ -44,7 +44,7 @@ class _Assembly:
     declined: list[Declined] = field(default_factory=list)
     packed: dict[tuple[object, ...], int] = field(default_factory=dict)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
-    placed: dict[Value, Op] = field(default_factory=dict)
+    updates: dict[Value, Op] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
 
 
@@ -61,8 +61,8 @@ def assemble(
     for k, value in enumerate(graph.inputs):
         a.slot_of[value] = _add(a, Slot(value.name, "input", value.type, a.strides[value], source=k))
     owned = _owned_by_caller(graph)
-    a.placed = placed(graph)
-    a.written = {a.slot_of[v] for op in a.placed.values() if (v := op.operands[0]) in a.slot_of}
+    a.updates = updates_of(graph)
+    a.written = {a.slot_of[v] for op in a.updates.values() if (v := op.operands[0]) in a.slot_of}
     needed = _needed(graph)
     for op in graph.ops:
         if op not in needed:
@@ -209,7 +209,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     if isinstance(lowered, Pieces):
         for piece in lowered.ops:
             if isinstance(piece.attributes, ExternAttributes):
-                raw = {r: Value(r.type, f"{r.name}_raw") for r in piece.results if r in a.placed}
+                raw = {r: Value(r.type, f"{r.name}_raw") for r in piece.results if r in a.updates}
                 _extern(a, replace(piece, results=tuple(raw.get(r, r) for r in piece.results)), piece.attributes)
                 for result, source in raw.items():
                     _copied(a, source, result, piece, owned)
@@ -256,8 +256,8 @@ def _kernel(a: _Assembly, kernel: Kernel) -> str:
 
 def _layout(a: _Assembly, result: Value, owned: dict[Value, Strides]) -> Strides:
     """The strides of a result: those of the array that it is written into, or that the caller asks for."""
-    if result in a.placed:
-        return a.strides[a.placed[result].operands[0]]
+    if result in a.updates:
+        return a.strides[a.updates[result].operands[0]]
     return owned.get(result, contiguous_strides(result.type.shape))
 
 
@@ -267,9 +267,9 @@ def _updated(a: _Assembly, op: Op) -> None:
     a.strides[result], a.slot_of[result] = a.strides[base], a.slot_of[base]
 
 
-def _place(a: _Assembly, value: Value) -> int:
+def _slot_of_update(a: _Assembly, value: Value) -> int:
     """The slot of a value that is written into an array: a view of that array's."""
-    update = a.placed[value]
+    update = a.updates[value]
     assert isinstance(update.attributes, UpdateAttributes)
     base = update.operands[0]
     offset: Dim = 0
@@ -280,8 +280,8 @@ def _place(a: _Assembly, value: Value) -> int:
 
 def _make_results(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     for result in op.results:
-        if result in a.placed:
-            a.slot_of[result] = _place(a, result)
+        if result in a.updates:
+            a.slot_of[result] = _slot_of_update(a, result)
             continue
         kind: SlotKind = "output" if result in owned else "workspace"
         a.slot_of[result] = _add(a, Slot(result.name, kind, result.type, a.strides[result]))
@@ -336,7 +336,7 @@ def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Str
     raw = {
         r: Value(r.type, f"{r.name}_raw")
         for r in op.results
-        if r in a.placed or (r in owned and not same_layout(r.type.shape, owned[r], contiguous_strides(r.type.shape)))
+        if r in a.updates or (r in owned and not same_layout(r.type.shape, owned[r], contiguous_strides(r.type.shape)))
     }
 
     def renamed(values: tuple[Value, ...]) -> tuple[Value, ...]:

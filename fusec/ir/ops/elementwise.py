@@ -126,7 +126,7 @@ def _predicate(name: str, arity: int, function: Callable[..., Array], kinds: Kin
 
 
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
-    # A copy is not a view: it gives its operand a new place in memory.
+    # A copy is not a view: it gives its operand new memory.
     _unary("copy", np.array, ANY, flops=0, exact=True),
     _unary("neg", np.negative, NUMBER, exact=True),
     _unary("abs", np.abs, REAL, exact=True),

@@ -46,7 +46,7 @@ class _Write:
     wraps: bool
 
 
-def with_placed_writes(graph: Graph, *, several: bool = False) -> Graph:
+def with_writes_at(graph: Graph, *, several: bool = False) -> Graph:
     """The graph with calls that write one position of an input, or of a box of it, or ``several``, as updates.
 
     A call on a box is followed by an update that writes all of the box back: both become one update, of which the

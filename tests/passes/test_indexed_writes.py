@@ -14,7 +14,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.verify import verify
-from fusec.passes.placed_writes import with_placed_writes
+from fusec.passes.indexed_writes import with_writes_at
 from fusec.passes.writes import open_writes
 from fusec.runtime.library import run_extern
 
@@ -47,7 +47,7 @@ def same(one: Graph, other: Graph) -> None:
 
 def test_all_of_an_input() -> None:
     made = graph(f"%u = extern(%x, %at, %y) {COPY} : f32[6, 8, 5]")
-    placed = with_placed_writes(made)
+    placed = with_writes_at(made)
     assert names(placed).count("update") == 1
     assert "extern" not in names(placed)
     assert placed.outputs[0].name == "u"
@@ -64,7 +64,7 @@ BOX = """
 
 def test_a_box_of_an_input_and_what_is_seen_of_it_after() -> None:
     made = graph(f"{BOX}\n%r = exp(%e) : f32[8, 5]", "%u mutates=0, %r")
-    placed = with_placed_writes(made)
+    placed = with_writes_at(made)
     assert "extern" not in names(placed)
     (update,) = (op for op in placed.ops if op.name == "update")
     assert str(update.attributes.starts) == "(4, 0, 0)"  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def test_other_calls_stay(change: tuple[str, str]) -> None:
     more += "%zz = broadcast(%z) : f32[2, 5]\n" if "%zz" in change[1] else ""
     head, mark, rest = BOX.partition("    %e")
     made = graph((head + more + mark + rest).replace(*change))
-    placed = with_placed_writes(made)
+    placed = with_writes_at(made)
     assert ("extern" in names(placed)) == ("-2" not in change[1])
     same(made, placed)
 
@@ -125,8 +125,8 @@ def many(name: str) -> Graph:
 @pytest.mark.parametrize("name", MANY)
 def test_several_positions(name: str) -> None:
     made = many(name)
-    assert with_placed_writes(made) is made
-    placed = with_placed_writes(made, several=True)
+    assert with_writes_at(made) is made
+    placed = with_writes_at(made, several=True)
     assert names(placed).count("update") == 1
     assert "extern" not in names(placed)
     same(made, placed)
@@ -146,7 +146,7 @@ def test_several_positions_by_a_kernel(name: str) -> None:
 def test_several_positions_by_the_library_where_not_in_place(name: str) -> None:
     made = many(name)
     made = made.with_ops(made.ops, [*made.outputs])
-    opened = open_writes(with_placed_writes(made, several=True), but={"u"})
+    opened = open_writes(with_writes_at(made, several=True), but={"u"})
     assert names(opened).count("extern") == 1
     same(made, opened)
 
@@ -155,7 +155,7 @@ def test_what_is_added_is_not_written() -> None:
     for added in ("True), {}", "), {'accumulate': True}"):
         text = f'target="aten.index_put.default", arguments="($0, [None, $1], $2{", " * added.startswith("T")}{added}"'
         made = graph(f"%u = extern(%x, %at, %y) {{{text}}} : f32[6, 8, 5]")
-        assert with_placed_writes(made) is made
+        assert with_writes_at(made) is made
 
 
 @pytest.mark.parametrize("body", [f"%u = extern(%x, %at, %y) {COPY} : f32[6, 8, 5]", BOX], ids=["all", "box"])
