@@ -16,7 +16,7 @@ from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.types import contiguous_strides, dtype_of
-from fusec.passes.groups.partition import one_by_one
+from fusec.passes.groups.fused import one_by_one
 from fusec.passes.lower.program import assemble
 from fusec.passes.pipeline import OPTIONAL, PASS_NAMES, default_selector, graph_passes
 from fusec.progress import Done, bar

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fusec.ir.graph import Graph
 from fusec.passes.families.all import FAMILIES
+from fusec.passes.groups.fused import build_fused_graph
 from fusec.passes.groups.grow import Log
-from fusec.passes.groups.partition import Partition, build_fused_graph
+from fusec.passes.groups.partition import Partition
 
 
 def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Graph:

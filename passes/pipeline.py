@@ -21,7 +21,7 @@ from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse import fuse
-from fusec.passes.groups.partition import one_by_one
+from fusec.passes.groups.fused import one_by_one
 from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
-from heapq import heapify, heappop, heappush
 from sys import maxsize
 
 from fusec.ir.attributes import FusedKind, PermuteAttributes, WindowsAttributes
-from fusec.ir.graph import FusedAttributes, Graph, Roles
+from fusec.ir.graph import Graph, Roles
 from fusec.ir.index import Index
-from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
-from fusec.ir.ops import OPS
-from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import Inliner, Leaf, index_only
 from fusec.tile.scalar import Buffer, Load
@@ -35,8 +30,6 @@ from fusec.tile.views import (
 
 Position = tuple[Index, ...]
 
-Waits = dict[int, set[int]]
-"""The units that each unit of a partition waits for."""
 
 MOST_TERMS = 4096
 """The largest expression, written out as a tree, that one element of a kernel may be."""
@@ -394,135 +387,3 @@ def positions_of(body: Graph, group: Group) -> dict[Value, Position]:
         if position is not None:
             group.position[op.result] = position
     return group.position
-
-
-def build_fused_graph(partition: Partition) -> Graph:
-    """The graph of kernels: every group becomes one ``fused`` op, in an order that respects what each reads."""
-    graph = partition.graph
-    waits: Waits = {partition.unit_name(op): set() for op in graph.ops}
-    for op in graph.ops:
-        values = partition.sources(op) if op in partition.owner else op.operands
-        producers = (partition.producers.get(value) for value in values)
-        name = partition.unit_name(op)
-        waits[name].update(partition.unit_name(p) for p in producers if p is not None)
-        waits[name].discard(name)
-    _order_writes(partition, waits)
-    ops: list[Op] = []
-    for name in _in_order(waits):
-        first = graph.ops[name]
-        group = partition.owner.get(first)
-        ops.append(first if group is None else fused_op(partition, group))
-    return _without_dead_free(graph.with_ops(ops), partition)
-
-
-def _in_order(waits: Waits) -> Iterator[int]:
-    """Each unit after those that it waits for, otherwise by number."""
-    sorter = TopologicalSorter(waits)
-    sorter.prepare()
-    ready = list(sorter.get_ready())
-    heapify(ready)
-    while ready:
-        name = heappop(ready)
-        yield name
-        sorter.done(name)
-        for following in sorter.get_ready():
-            heappush(ready, following)
-
-
-def _waits_for(waits: Waits, then: int, first: int) -> bool:
-    """Whether a unit is another, or waits for it, directly or not."""
-    found, more = {then}, [then]
-    while more and first not in found:
-        new = waits[more.pop()] - found
-        found |= new
-        more.extend(new)
-    return first in found
-
-
-def _order_writes(partition: Partition, waits: Waits) -> None:
-    """Kernels that write into an input wait for the library calls that may raise, and for the write before theirs into
-    the same input.
-
-    A call that needs what has been written can't come first: it and all writes are in the order of the code.
-    """
-    graph = partition.graph
-    writers = {op: partition.unit_name(partition.producers[op.operands[1]]) for op in graph.ops if _writes(op)}
-    for op, writer in writers.items():
-        before = partition.producers.get(op.operands[0])
-        if before is not None:
-            _order(waits, partition.unit_name(before), writer)
-    for call in (op for op in graph.ops if may_raise(op)):
-        unit = partition.unit_name(call)
-        needs = any(_waits_for(waits, unit, writer) for writer in writers.values())
-        for op, writer in writers.items():
-            if needs and partition.order[op] < partition.order[call]:
-                _order(waits, writer, unit)
-            else:
-                _order(waits, unit, writer)
-
-
-def _writes(op: Op) -> bool:
-    return op.definition.kind == "write"
-
-
-def _order(waits: Waits, first: int, then: int) -> None:
-    """Lets one unit wait for another, unless that one waits for it."""
-    if not _waits_for(waits, first, then):
-        waits[then].add(first)
-
-
-def one_by_one(graph: Graph) -> Graph:
-    """The graph, or a group's body, with a kernel for each op."""
-    partition = Partition(graph)
-    for op in graph.ops:
-        kind = _KINDS.get(op.definition.kind)
-        if kind is not None and op not in partition.free:
-            partition.add(Group(kind, op.result.type.shape), [op])
-    return build_fused_graph(partition)
-
-
-_KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row", "elementwise": "map", "data": "map"}
-
-
-def _without_dead_free(graph: Graph, partition: Partition) -> Graph:
-    return graph.with_ops(live_ops(graph.ops, graph.outputs, lambda op: op.name == "fused" or op not in partition.free))
-
-
-def fused_op(partition: Partition, group: Group) -> Op:
-    """One group as a ``fused`` op whose body holds its ops and the free ops they read through."""
-    needed: dict[Op, None] = {}
-    inputs: dict[Value, None] = {}
-
-    def visit(value: Value) -> None:
-        producer = partition.producers.get(value)
-        if producer is None or (producer not in group.ops and producer not in partition.free):
-            inputs[value] = None
-            return
-        if producer not in needed:
-            for operand in producer.operands:
-                visit(operand)
-            needed[producer] = None
-
-    for op in sorted(group.ops, key=partition.order.__getitem__):
-        for operand in op.operands:
-            visit(operand)
-        needed[op] = None
-    body_ops = sorted(needed, key=partition.order.__getitem__)
-    outputs = [r for op in body_ops if op in group.ops for r in op.results if _is_read_outside(partition, group, r)]
-    body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(body_ops))
-    attributes = FusedAttributes(group.kind, body, group.roles)
-    return Op(OPS["fused"], tuple(inputs), attributes, tuple(outputs), body_ops[-1].location)
-
-
-def _is_read_outside(partition: Partition, group: Group, value: Value) -> bool:
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        if current in partition.outputs:
-            return True
-        for user in partition.uses[current]:
-            if user in partition.free:
-                stack.extend(user.results)
-            elif user not in group.ops:
-                return True
-    return False

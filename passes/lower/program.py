@@ -13,7 +13,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
-from fusec.passes.groups.partition import one_by_one
+from fusec.passes.groups.fused import one_by_one
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key

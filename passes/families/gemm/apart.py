@@ -6,7 +6,8 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.matmul import prologue_ops
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.row.match import match_rows
-from fusec.passes.groups.partition import Group, Partition, build_fused_graph
+from fusec.passes.groups.fused import build_fused_graph
+from fusec.passes.groups.partition import Group, Partition
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 

@@ -15,7 +15,8 @@ from fusec.ir.types import fixed
 from fusec.passes.convolution import Convolution, Windowed, convolution_of
 from fusec.passes.families.gemm.library import joined
 from fusec.passes.families.map.match import match_maps
-from fusec.passes.groups.partition import Group, Partition, build_fused_graph
+from fusec.passes.groups.fused import build_fused_graph
+from fusec.passes.groups.partition import Group, Partition
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule

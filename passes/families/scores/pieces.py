@@ -5,7 +5,8 @@ from __future__ import annotations
 from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.row.match import match_rows
-from fusec.passes.groups.partition import Partition, build_fused_graph
+from fusec.passes.groups.fused import build_fused_graph
+from fusec.passes.groups.partition import Partition
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 

@@ -10,7 +10,8 @@ from random_graphs import random_graph
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.parse import parse
 from fusec.passes.fuse import fuse
-from fusec.passes.groups.partition import MOST_DEPTH, Group, Partition, build_fused_graph, large_parts, one_by_one
+from fusec.passes.groups.fused import build_fused_graph, one_by_one
+from fusec.passes.groups.partition import MOST_DEPTH, Group, Partition, large_parts
 from fusec.passes.pipeline import lower
 
 
