@@ -1,5 +1,4 @@
 """The graph of kernels that a partition stands for: one ``fused`` op a group, each after what it reads."""
-reads."""
 
 from __future__ import annotations
 
