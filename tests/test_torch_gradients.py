@@ -49,6 +49,35 @@ class TestAsNearAsEager:
 
         check(attend, *(leaf(2, 3, 16, 8) for _ in range(3)))
 
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    def test_losses_that_are_library_calls(self, reduction: str) -> None:
+        def loss(x: Any, y: Any, i: Any) -> Any:
+            of_all = F.binary_cross_entropy(x.sigmoid(), y, reduction=reduction)
+            return of_all + F.multi_margin_loss(x, i, reduction=reduction)[..., None]
+
+        jitted = fusec.jit(loss)
+        x, y, i = leaf(4, 3), torch.rand(4, 3), torch.tensor([0, 2, 1, 1])
+        (wanted,) = torch.autograd.grad(loss(x, y, i).sum(), x)
+        for _ in range(2):
+            (found,) = torch.autograd.grad(jitted(x, y, i).sum(), x)
+            torch.testing.assert_close(found, wanted)
+        assert not any(graph.eager_calls for plan in plans(jitted) for graph in plan.gradient.graphs)
+
+    def test_nan_in_a_loss_is_in_its_gradient(self) -> None:
+        x, y = (
+            torch.tensor([0.5, torch.nan, 3, -torch.inf, 0.1] * 5),
+            torch.tensor([0, 0, 1, -torch.inf, torch.nan] * 5),
+        )
+        jitted = compiled(lambda x: F.smooth_l1_loss(x, y))
+        found, wanted = copies([x.requires_grad_()]) + copies([x])
+        jitted(found).backward()
+        F.smooth_l1_loss(wanted, y).backward()
+        torch.testing.assert_close(found.grad, wanted.grad, equal_nan=True)
+
+    def test_a_derivative_that_is_zero_everywhere(self) -> None:
+        jitted = check(lambda x: x.sgn(), leaf(7), calls=1)  # in eager a second gradient can not be added to it
+        assert not any(graph.eager_calls for plan in plans(jitted) for graph in plan.gradient.graphs)
+
     def test_attention_that_is_written_out_becomes_the_library_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
         taken = []
 

@@ -122,7 +122,7 @@ def _triangle(keep: str) -> Lowering:
 
 
 CREATIONS: dict[str, Lowering] = {
-    **{name: _filled(0) for name in ("zeros", "zeros_like", "new_zeros")},
+    **{name: _filled(0) for name in ("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")},
     **{name: _filled(1) for name in ("ones", "ones_like", "new_ones")},
     # What an empty tensor holds is not defined; zeros are as good as anything.
     **{name: _filled(0) for name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")},

@@ -32,6 +32,7 @@ from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
 from fusec.frontend.environment import Unwatched
 from fusec.frontend.steps import Step
+from fusec.frontend.torch_backwards import BACKWARDS
 from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
 from fusec.frontend.torch_emit import Declined, has_channels_last, tensor_type
 from fusec.frontend.torch_fake import (
@@ -349,7 +350,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
         if self._is_whole(func, args, kwargs, outs):
             return False
-        own = OPENED.get(func.overloadpacket.__name__) if func.namespace == "aten" else None
+        own = (OPENED.get(name) or BACKWARDS.get(name)) if func.namespace == "aten" else None
         decomposition = own or (func.decompose if func._can_decompose() else decompositions().get(func))
         if decomposition is None:
             return False

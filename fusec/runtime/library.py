@@ -70,7 +70,7 @@ def prepare(attributes: ExternAttributes) -> Prepared:
         return found
 
     if kind == "torch" and args and not kwargs:
-        function = _bound(attributes.target) or function
+        function = _bound(attributes.target, len(args)) or function
     scope = Scope()
     given = [*(_spelled(value, scope) for value in args), *(f"{k}={_spelled(v, scope)}" for k, v in kwargs.items())]
     call = f"{scope.bind(function, 'function')}({', '.join(given)})"
@@ -125,14 +125,20 @@ def _without_grad(call: str, scope: Scope, alone: tuple[Dim, ...] | None) -> lis
     return [*lines, f"if {is_it}: return (result,)"]
 
 
-def _bound(target: str) -> Callable[..., Any] | None:
-    """PyTorch's binding of an operation of one signature, which starts in half the time; None where there is none."""
+def _bound(target: str, given: int) -> Callable[..., Any] | None:
+    """PyTorch's binding of an operation of one signature, which starts in half the time; None where there is none.
+
+    given: how many arguments are. Where no ``reduction`` is, a binding gives "none", and the operation "mean".
+    """
     import torch
 
     namespace, name, overload = target.split(".")
     if namespace != "aten":
         return None
-    if [each for each in getattr(torch.ops.aten, name).overloads() if "out" not in each] != [overload]:
+    packet = getattr(torch.ops.aten, name)
+    if [each for each in packet.overloads() if "out" not in each] != [overload]:
+        return None
+    if any(a.name == "reduction" for a in getattr(packet, overload)._schema.arguments[given:]):
         return None
     namespaces: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)
     found: Callable[..., Any] | None = next((getattr(p, name) for p in namespaces if hasattr(p, name)), None)

@@ -206,7 +206,7 @@ class Writer:
             "s = F.gelu(s)",
             "s = s.to(wide)",
             "s = s - s.amax(-1, keepdim=True)",
-            "s = torch.nan_to_num(s)",
+            "s = torch.nan_to_num(s, 0.0, -low, low)",
             "s = s / (1 + s.abs())",
         )
 

@@ -84,6 +84,13 @@ def test_torch_call():
     assert not values.requires_grad
 
 
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "multi_margin_loss", "soft_margin_loss", "kl_div"])
+def test_a_loss_whose_reduction_is_not_given_is_a_mean(name):
+    x, y = torch.rand(4, 3), torch.tensor([0, 1, 2, 1]) if name == "multi_margin_loss" else torch.rand(4, 3)
+    call = ExternAttributes(f"aten.{name}.default", "($0, $1), {}", (TensorType(f32, ()),))
+    torch.testing.assert_close(run_extern(call, [x, y])[0], getattr(torch.ops.aten, name).default(x, y))
+
+
 def test_results_with_their_channels_last():
     """They are given as the library made them, without a copy."""
     x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
