@@ -44,7 +44,8 @@ from fusec.frontend.source import code_location, is_user_file
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-_BY_NAME = {"getattr", "hasattr", "attrgetter"}
+_BY_NAME = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
+_OF_CLASSES = {"super", "type", "__class__", "mro", "__mro__"}
 _ALL_NAMES = {"vars", "dir"}
 _TEXTS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
 _MISSING_ATTRIBUTE = {"AttributeError", "Exception", "BaseException"}
@@ -258,6 +259,7 @@ class Recorder:
         self._visit_cells(writer, loads)
         self._refuse_changes(writer, is_tensor)
         self._visit_seen(writer)
+        writer.forget()
         return Environment(writer.code)
 
     def _refuse_changes(self, writer: GuardWriter, is_array: Callable[[object], bool]) -> None:
@@ -336,10 +338,10 @@ class _Loads:
     """Names of globals, cells and attributes that a code object reads.
 
     texts: its texts that may be names of attributes. by_name: it reads some that are named by texts. handles: it goes
-    on without an attribute that is missing.
+    on without an attribute that is missing. by_class: it may look into a class, past an instance.
     """
 
-    __slots__ = ("attributes", "by_name", "cells", "globals", "handles", "texts")
+    __slots__ = ("attributes", "by_class", "by_name", "cells", "globals", "handles", "texts")
 
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
@@ -365,6 +367,9 @@ class _Loads:
         for constant in code.co_consts:
             parts = constant if isinstance(constant, tuple | frozenset) else (constant,)
             self.texts.update(part for part in parts if isinstance(part, str) and part.isidentifier())
+        self.by_class = not _OF_CLASSES.isdisjoint(code.co_names)
+        if "globals" in self.globals:
+            self.globals |= self.texts
         if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts):
             self.attributes.add("__dict__")
 
@@ -377,7 +382,8 @@ def _names_read(loads: Iterable[_Loads], executed: set[int]) -> Names:
     if any(entry.by_name for entry in listed):
         texts.update(*(entry.texts for entry in listed))
     handled = attributes if any(entry.handles for entry in listed) else set()  # by whoever called what reads
-    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts))
+    by_class = any(entry.by_class for entry in listed)
+    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts), by_class)
 
 
 def unwrap(function: Callable[..., object]) -> object:

@@ -17,6 +17,7 @@ from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.held import MISSING, is_torch_tensor, torch_layout
+from fusec.frontend.insides import inside, own_attributes
 from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
@@ -26,6 +27,8 @@ _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _TABLES = ("_parameters", "_buffers", "_modules")
 _LISTED = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
 _LISTED |= {"children", "named_children", "modules", "named_modules", *_TABLES}
+_MOST_NAMES = 64
+"""Attributes of one object that are guarded where code may read all of them."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -36,12 +39,13 @@ class Names:
     """What the code that ran can read: attribute names, and the ids of the code objects that ran.
 
     looked_for: attributes that it does not fail without (``getattr(x, "scale", 1)``), so that they count where they
-    are not there.
+    are not there. by_class: it may read what a class has and an instance, or a class before it, hides (``super()``).
     """
 
     attributes: frozenset[str]
     executed: set[int]
     looked_for: frozenset[str] = frozenset()
+    by_class: bool = False
 
 
 @dataclass
@@ -66,11 +70,16 @@ class GuardWriter:
     _roots: set[tuple[int, str]] = field(default_factory=set)
     _kinds: set[type] = field(default_factory=set)
     _lacking: set[tuple[int, frozenset[str]]] = field(default_factory=set)
+    _kept: list[object] = field(default_factory=list)
 
     def has_met(self, value: object) -> bool:
         """Whether the walk has come to a value, or would not guard it."""
         kinds = (tuple, list, dict, set, frozenset, np.ndarray, FunctionType, type)
         return id(value) in self._visited or is_plain(value) or self.is_tensor(value) or is_a(value, *kinds)
+
+    def forget(self) -> None:
+        """The walk is over: what it made on the way may go."""
+        self._kept.clear()
 
     # Roots
 
@@ -213,8 +222,11 @@ class GuardWriter:
     def _function(self, expression: str, function: FunctionType, path: str) -> None:
         code = function.__code__
         if not is_user_file(code.co_filename) and id(code) not in self.names.executed:
-            self._identity(expression, function, path)
+            v = self._identity(expression, function, path)
             self._wrapped(expression, function, path)
+            registry = function.__dict__.get("registry")
+            if is_a(registry, types.MappingProxyType):  # of functools.singledispatch
+                self._visit(f"{v}.registry", registry, f"{path}.registry")
             return
         parts = {part: getattr(function, part) for part in _FUNCTION_PARTS}
         names = {part: "None" if held is None else self.code.bind(held) for part, held in parts.items()}
@@ -260,6 +272,7 @@ class GuardWriter:
         if id(value) in self._visited:
             return
         self._visited.add(id(value))
+        self._inside(v, value, path)
         if is_a(value, ModuleType):
             if _is_users(value):
                 for name in sorted(self.names.attributes & value.__dict__.keys()):
@@ -269,9 +282,30 @@ class GuardWriter:
         elif _is_nn_module(value):
             self._module(v, value, path)
         else:
-            self._attributes(v, value, self.names.attributes, path)
+            self._attributes(v, value, self.names.attributes | self._all_names(v, value, path), path)
             self._wrapped(v, value, path)
         self._absent(v, value, path)
+
+    def _inside(self, v: str, value: Any, path: str) -> None:
+        """What an object of a class of Python's own holds, such as a deque."""
+        found = inside(value)
+        if found is None:
+            return
+        read, held = found
+        self._kept.append(held)
+        expression, path = f"{self.code.bind(read)}({v})", f"{path}'s contents"
+        if is_torch_tensor(held):
+            self._identity(expression, held, path)
+        self._visit(expression, held, path)
+
+    def _all_names(self, v: str, value: Any, path: str) -> set[str]:
+        """All attributes of an object, where the code may read any of them."""
+        own = own_attributes(value)
+        if "__dict__" not in self.names.attributes or own is None or len(own) > _MOST_NAMES:
+            return set()
+        names = self.code.bind(list(own))
+        self.code.check(self._table(v, value), f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
+        return set(own)
 
     def _absent(self, v: str, value: Any, path: str) -> None:
         """Attributes that the code looks for, and that neither the object nor its class has."""
@@ -280,7 +314,7 @@ class GuardWriter:
         wanted = self.names.looked_for
         if any("__getattr__" in raw.table_of(c) for c in classes):  # what it gives instead may be anything
             wanted |= self.names.attributes
-        own = None if cls is value else raw.attributes_of(value)
+        own = None if cls is value else own_attributes(value)
         inner = {name: (own or {})[name] for name in _TABLES if _is_nn_module(value)}
         found = {*(own or {}), *(name for table in inner.values() for name in table)}
         missing = frozenset(n for n in wanted - found if raw.in_class(cls, n) is None)
@@ -329,7 +363,7 @@ class GuardWriter:
 
     def _attributes(self, v: str, value: Any, wanted: Iterable[str], path: str) -> None:
         """Attributes of the instance itself, then those of its class and slots."""
-        own = raw.attributes_of(value) or {}
+        own = own_attributes(value) or {}
         for name in sorted(wanted):
             if name in own and not is_counter(value, name):
                 is_set = _has(raw.in_class(type(value), name), "__set__")
@@ -345,12 +379,14 @@ class GuardWriter:
 
     def _class_attributes(self, v: str, cls: type, value: object, path: str) -> None:
         """What the names that were read mean in a class: constants, methods, properties, slots."""
-        table = raw.attributes_of(value) if value is not cls else None
+        table = own_attributes(value) if value is not cls else None
         own = table or {}
         owner = v if value is cls else self.code.bind(cls)
         may_be_shadowed = set()
         for name in sorted(self.names.attributes | self._ran(cls)):
-            holder = next((c for c in raw.classes_of(cls) if name in raw.table_of(c)), None)
+            holders = [c for c in raw.classes_of(cls) if name in raw.table_of(c)]
+            holder = next(iter(holders), None)
+            self._hidden(holders if name in own else holders[1:], name, path)
             if holder is None or name in own or not is_user_class(holder):
                 continue
             found = raw.table_of(holder)[name]
@@ -370,6 +406,14 @@ class GuardWriter:
             names = self.code.bind(frozenset(may_be_shadowed))
             test = f"not {names}.isdisjoint({{v}})"
             self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them")
+
+    def _hidden(self, holders: Iterable[type], name: str, path: str) -> None:
+        """What a name means in classes of which an instance, or a class before them, hides it; ``super()`` finds it."""
+        for holder in holders:
+            found = raw.table_of(holder)[name]
+            is_function = is_a(found, FunctionType)
+            if is_user_class(holder) and (is_function or (self.names.by_class and not _has(found, "__get__"))):
+                self._visit(f"{self.code.bind(holder)}.__dict__[{name!r}]", found, f"{path} {holder.__qualname__}.{name}")
 
     def _ran(self, cls: type) -> set[str]:
         """The methods that ran, those that Python looks up itself among them: operators, ``__call__``, ``forward``."""
@@ -466,9 +510,11 @@ class GuardWriter:
         weak = None if is_a(value, ModuleType, type) else self.code.bind_weakly(value)
         if weak is None:
             return self.code.check(expression, f"{{v}} is not {self.code.bind(value)}", path, value)
+        kind = type(value)
+        other = f" or type({{v}}) is not {self.code.bind(kind)}" if is_user_class(kind) or _is_nn_module(value) else ""
         if weak == expression:  # reached through the reference itself: alive is enough
-            return self.code.check(expression, "{v} is None", path, value)
-        return self.code.check(expression, f"{{v}} is None or {{v}} is not {weak}", path, value)
+            return self.code.check(expression, "{v} is None" + other, path, value)
+        return self.code.check(expression, f"{{v}} is None or {{v}} is not {weak}{other}", path, value)
 
 
 def _is_users(module: ModuleType) -> bool:

@@ -51,15 +51,16 @@ class _Layout:
     slots: tuple[MemberDescriptorType, ...]
 
 
-_layouts: dict[int, tuple[weakref.ref[type], _Layout]] = {}
+_layouts: dict[int, tuple[weakref.ref[type], tuple[type, ...], _Layout]] = {}
 
 
 def _layout(kind: type) -> _Layout:
     known = _layouts.get(id(kind))
-    if known is None or known[0]() is not kind:
+    if known is None or known[0]() is not kind or known[1] is not classes_of(kind):  # its bases may change
         key = id(kind)
-        known = _layouts[key] = (weakref.ref(kind, lambda _: _layouts.pop(key, None)), _find_layout(kind))
-    return known[1]
+        own = weakref.ref(kind, lambda _: _layouts.pop(key, None))
+        known = _layouts[key] = (own, classes_of(kind), _find_layout(kind))
+    return known[2]
 
 
 def _find_layout(kind: type) -> _Layout:

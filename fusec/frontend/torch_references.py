@@ -122,18 +122,23 @@ class _Walk:
             attribute = _attribute if raw.looks_up_plainly(type(value)) else _own_attribute
             for name, part in raw.items_of(raw.attributes_of(value) or {}):
                 self.enter(f"{path}.{name}", partial(attribute, fetch, name), part, depth + 1)
-            self._class(path, fetch, type(value), depth)
+            self._class(path, fetch, value, depth)
 
-    def _class(self, path: str, fetch: Fetch, cls: type, depth: int) -> None:
-        """Tensors kept by the user's classes."""
-        for holder in raw.classes_of(cls):
+    def _class(self, path: str, fetch: Fetch, value: object, depth: int) -> None:
+        """Tensors kept by the user's classes. One that the object, or a class before its own, hides is its class's."""
+        hidden = set(raw.attributes_of(value) or {})
+        for holder in raw.classes_of(type(value)):
             table = raw.table_of(holder)
             module = table.get("__module__")
             file = getattr(sys.modules.get(module), "__file__", None) if type(module) is str else None
             if file is not None and is_user_file(file):
                 for name, part in list(table.items()):
                     if is_a(part, torch.Tensor, list, dict, tuple):
-                        self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
+                        of_class = partial(_of_class, holder, name)
+                        found = of_class if name in hidden else partial(_attribute, fetch, name)
+                        shown = f"{holder.__qualname__}.{name}" if name in hidden else f"{path}.{name}"
+                        self.enter(shown, found, part, depth + 1)
+            hidden.update(table)
 
     def _module(self, path: str, root: torch.nn.Module) -> None:
         """Parameters, buffers and plain tensor attributes of a module and its children, fetched from the root down."""
@@ -153,7 +158,7 @@ class _Walk:
                 if not name.startswith("_") or isinstance(part, torch.Tensor):
                     fetch = partial(_module_attribute, root, steps, name)
                     self.enter(f"{where}.{name}", fetch, part, 2)
-            self._class(where, partial(_submodule, root, steps), type(module), 2)
+            self._class(where, partial(_submodule, root, steps), module, 2)
             self._code_of(type(module).forward, 1)
 
     def _code_of(self, function: Any, depth: int) -> None:
@@ -220,6 +225,10 @@ def _getter(container: Any) -> Callable[[Any, Any], Any]:
 
 def _own_attribute(fetch: Fetch, name: str) -> Any:
     return (raw.attributes_of(fetch()) or {})[name]
+
+
+def _of_class(holder: type, name: str) -> Any:
+    return raw.table_of(holder)[name]
 
 
 def _attribute(fetch: Fetch, name: str) -> Any:

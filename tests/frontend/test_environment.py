@@ -443,3 +443,82 @@ def test_an_error_in_the_run_restores_the_profiler() -> None:
     with pytest.raises(ZeroDivisionError), record_environment(helper, ()):
         _ = 1 / 0
     assert sys.getprofile() is None
+
+
+class Base:
+    rate = 0.5
+
+    def scaled(self) -> float:
+        return 2.0
+
+
+class Derived(Base):
+    rate = 0.25
+
+    def __init__(self) -> None:
+        self.rate = 0.125
+
+    def scaled(self) -> float:
+        return super().scaled() + super().rate
+
+    def of_class(self) -> float:
+        return type(self).rate
+
+
+class Other(Base):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "new"),
+    [
+        (lambda own: own.scaled(), "scaled", lambda self: 3.0),
+        (lambda own: own.scaled(), "rate", 0.75),
+    ],
+)
+def test_what_super_finds_is_seen(
+    read: Callable[[Any], Any], name: str, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Derived()
+    environment = record(lambda: read(own))
+    assert environment.holds()
+    monkeypatch.setattr(Base, name, new)
+    assert not environment.holds()
+
+
+def test_what_an_instance_hides_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Derived()
+    environment = record(lambda: own.of_class())
+    assert environment.holds()
+    monkeypatch.setattr(Derived, "rate", 1.0)
+    assert not environment.holds()
+
+
+@pytest.mark.parametrize("reader", [lambda own: isinstance(own, Derived), lambda own: own.scaled()])
+def test_an_object_of_another_class_is_seen(reader: Callable[[Any], Any]) -> None:
+    own: Any = Derived()
+    environment = record(lambda: reader(own))
+    own.__class__ = Other
+    assert not environment.holds()
+    own.__class__ = Derived
+    assert environment.holds()
+
+
+def test_attributes_by_way_of_dicts_are_seen(globals_restored: None) -> None:
+    space, name = types.SimpleNamespace(a=1.0, b=2.0), "b"
+
+    class Own:
+        a = 1.0
+
+    readers: list[tuple[Callable[[], Any], Callable[[], None]]] = [
+        (lambda: vars(space)["a"], lambda: setattr(space, "a", 2.0)),
+        (lambda: vars(space)[name], lambda: setattr(space, "b", 3.0)),
+        (lambda: getattr(space, f"{name}"), lambda: setattr(space, "b", 4.0)),
+        (lambda: Own.__dict__["a"], lambda: setattr(Own, "a", 2.0)),
+        (lambda: globals()["SCALE"], lambda: globals().update(SCALE=5.0)),
+    ]
+    for read, change in readers:
+        environment = record(read)
+        assert environment.holds()
+        change()
+        assert not environment.holds()

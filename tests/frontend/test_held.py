@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import queue
 import threading
 from array import array
 from collections.abc import Callable
@@ -15,14 +16,20 @@ import torch
 import fusec
 from fusec.frontend.held import contents, put_back
 
-CALLS: Any = threading.local()
-"""``names`` of the methods that ran, where no capture takes them for state."""
+CALLS: Any = queue.SimpleQueue()
+"""Threads, and the methods that ran in them: where no capture takes them for state."""
 
 
 def take() -> list[str]:
-    found = getattr(CALLS, "names", [])
-    CALLS.names = []
+    own, found = threading.get_ident(), []
+    while not CALLS.empty():
+        thread, name = CALLS.get()
+        found += [name] if thread == own else []
     return found
+
+
+def note(name: str) -> None:
+    CALLS.put((threading.get_ident(), name))
 
 
 def noting(name: str, base: type) -> type:
@@ -30,7 +37,7 @@ def noting(name: str, base: type) -> type:
 
     def method(special: str, own: Any) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            CALLS.names.append(f"{name}.{special}")
+            note(f"{name}.{special}")
             return own(self, *args, **kwargs)
 
         return call
@@ -41,7 +48,7 @@ def noting(name: str, base: type) -> type:
     table: dict[str, Any] = {n: method(n, getattr(base, n)) for n in names if hasattr(base, n)}
     if base.__hash__ is None:
         del table["__hash__"]
-    table["__class__"] = property(lambda self: CALLS.names.append(f"{name}.__class__") or base)
+    table["__class__"] = property(lambda self: note(f"{name}.__class__") or base)
     return type(name, (base,), table)
 
 

@@ -434,6 +434,29 @@ class Kept:
         return x * self.queue[frozenset([1])][2][3][4][5][6]
 
 
+class Hidden:
+    weight = torch.full((3,), 2.0)
+    held = (torch.full((3,), 5.0),)
+
+
+class Hiding(Hidden):
+    weight = torch.full((3,), 3.0)
+
+    def __init__(self):
+        self.held = (torch.full((3,), 7.0),)
+
+    def all(self, x):
+        return x * super().weight, x * self.weight, x * type(self).held[0], x * self.held[0]
+
+
+def test_tensors_of_a_class_that_another_or_the_instance_hides():
+    own, x = Hiding(), torch.ones(3)
+    jitted = fusec.jit(own.all)
+    for _ in range(2):
+        assert [y[0].item() for y in jitted(x)] == [2, 3, 5, 7]
+        assert not jitted.dispatcher.eager_calls
+
+
 def test_tensor_of_a_class():
     kept = Kept()
     captured = capture(kept.scaled, (X,), {})
