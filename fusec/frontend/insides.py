@@ -19,7 +19,7 @@ from fusec.frontend.raw import is_a
 
 MISSING = object()
 
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 _ATTRIBUTES: dict[type, str] = {
     UserDict: "data",

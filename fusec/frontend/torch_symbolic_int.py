@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fusec.frontend.capture import of_library
 from fusec.frontend.readings import Readings, reading
 from fusec.frontend.symbolic_int import SymbolicInt, value_of
 
@@ -41,6 +42,9 @@ class ByValue(TorchFunctionMode):
             result = func(*value_of(tuple(args)), **value_of(dict(kwargs or {})))
         except Exception as error:  # the function may handle it, and elsewhere in the range there may be none
             self._readings.refuse(f"{error}")
+            below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            if below is None:  # PyTorch itself raised it
+                of_library(error)
             raise
         return self._readings.given(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import fusec
 from fusec.frontend.structures import CallSpec, Static
+from fusec.notices import InternalErrorWarning
 from fusec.runtime.integers import IntegersSeen, integers_in
 
 torch = pytest.importorskip("torch")
@@ -288,6 +290,20 @@ def test_what_pytorch_refuses_at_other_integers() -> None:
     x = torch.randn(100, 3)
     for n in (50, 51, 60, 77, 39, 76):
         torch.testing.assert_close(fast(x, n), f(x, n))
+
+
+def test_an_index_past_the_end_is_no_fault_of_fusecs() -> None:
+    def f(x: Any, i: int) -> Any:
+        x.add_(1)
+        return x[i]
+
+    jitted, x = fusec.jit(f), torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InternalErrorWarning)
+        jitted(x, 1)
+        with pytest.raises(IndexError):
+            jitted(x, 5)
+    assert x.eq(3).all()
 
 
 def test_as_many_keys_as_queries() -> None:
