@@ -299,9 +299,10 @@ class GuardWriter:
         self._visit(expression, held, path)
 
     def _all_names(self, v: str, value: Any, path: str) -> set[str]:
-        """All attributes of an object, where the code may read any of them."""
+        """All attributes of an object of the user's, where the code may read any of them."""
         own = own_attributes(value)
-        if "__dict__" not in self.names.attributes or own is None or len(own) > _MOST_NAMES:
+        is_users = is_a(value, types.SimpleNamespace) or is_user_class(type(value))
+        if "__dict__" not in self.names.attributes or own is None or not is_users or len(own) > _MOST_NAMES:
             return set()
         names = self.code.bind(list(own))
         self.code.check(self._table(v, value), f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
@@ -413,7 +414,9 @@ class GuardWriter:
             found = raw.table_of(holder)[name]
             is_function = is_a(found, FunctionType)
             if is_user_class(holder) and (is_function or (self.names.by_class and not _has(found, "__get__"))):
-                self._visit(f"{self.code.bind(holder)}.__dict__[{name!r}]", found, f"{path} {holder.__qualname__}.{name}")
+                self._visit(
+                    f"{self.code.bind(holder)}.__dict__[{name!r}]", found, f"{path} {holder.__qualname__}.{name}"
+                )
 
     def _ran(self, cls: type) -> set[str]:
         """The methods that ran, those that Python looks up itself among them: operators, ``__call__``, ``forward``."""
