@@ -93,7 +93,7 @@ def test_computed_operands_are_rounded() -> None:
 def test_two_products() -> None:
     source = emit_kernel(lowered(parse(SWIGLU), MmaGemmSchedule(128, 64, 32, 3, 64, 32)), SM_80)
     assert "kDots = 2" in source.text
-    assert "if (product == 0) {\n            return g" in source.text
+    assert "if (dot == 0) {\n            return g" in source.text
 
 
 @pytest.mark.parametrize("dtype", ["f64", "i32"])
