@@ -60,7 +60,8 @@ def differentiated(function: Callable[..., Any], inputs: Sequence[Any]) -> list[
     """Results, and the gradients of inputs and parameters for gradients that differ from element to element."""
     results = tensors(function(*inputs))
     led = [x for x in results if x.requires_grad]
-    torch.autograd.backward(led, [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).reshape(x.shape) for x in led])
+    given = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape) for x in led]
+    torch.autograd.backward(led, given)
     module = getattr(function, "_module", function)
     owned = [*module.parameters()] if isinstance(module, torch.nn.Module) else []
     buffers = [*module.buffers()] if isinstance(module, torch.nn.Module) else []

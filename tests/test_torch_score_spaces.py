@@ -50,8 +50,8 @@ def leaf(*shape: int, dtype: Any = None) -> Any:
     return torch.randn(*shape, dtype=dtype or torch.float32).requires_grad_()
 
 
-def operands(dtype: Any = None, rows: int = ROWS) -> tuple[Any, Any, Any]:
-    q, k, v = leaf(2, 3, rows, WIDTH), leaf(2, 3, COLUMNS, WIDTH), leaf(2, 3, COLUMNS, WIDTH)
+def operands(dtype: Any = None) -> tuple[Any, Any, Any]:
+    q, k, v = leaf(2, 3, ROWS, WIDTH), leaf(2, 3, COLUMNS, WIDTH), leaf(2, 3, COLUMNS, WIDTH)
     return tuple(x.detach().to(dtype or torch.float32).requires_grad_() for x in (q, k, v))  # type: ignore[return-value]
 
 
@@ -70,7 +70,7 @@ def plain(q: Any, k: Any, v: Any) -> Any:
 
 def capped(q: Any, k: Any, v: Any) -> Any:
     apart = distance(q, k)
-    slopes = 2.0 ** -torch.arange(1, 4, dtype=q.dtype)
+    slopes = 2.0 ** -torch.arange(1, 4, dtype=q.dtype, device=q.device)
     biased = 5 * torch.tanh(scores(q, k) / 5) - slopes[:, None, None] * apart.abs()
     return torch.softmax(biased.masked_fill((apart < 0) | (apart >= 40), float("-inf")), -1) @ v
 

@@ -132,7 +132,7 @@ def flex_with_sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
 
 
 _flex: list[Function] = []
-_masks: dict[int, Any] = {}
+_masks: dict[tuple[Any, int], Any] = {}
 
 
 def flex(q: Any, k: Any, v: Any, change: Function | None, mask: Function | None, lse: bool = False) -> Any:
@@ -141,11 +141,12 @@ def flex(q: Any, k: Any, v: Any, change: Function | None, mask: Function | None,
 
     if not _flex:
         _flex.append(torch.compile(flex_attention, dynamic=False))
-    n, place = q.shape[-2], q.data_ptr()
-    if mask is not None and place not in _masks:
+    n = q.shape[-2]
+    row = (None if mask is None else mask.__code__, n)
+    if mask is not None and row not in _masks:
         _masks.clear()
-        _masks[place] = create_block_mask(mask, None, None, n, n, device="cuda")
-    return _flex[0](q, k, v, score_mod=change, block_mask=None if mask is None else _masks[place], return_lse=lse)
+        _masks[row] = create_block_mask(mask, None, None, n, n, device="cuda")
+    return _flex[0](q, k, v, score_mod=change, block_mask=_masks.get(row), return_lse=lse)
 
 
 def changed_attention(

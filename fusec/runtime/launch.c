@@ -388,11 +388,23 @@ static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into
     return 0;
 }
 
-static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
-    CUcontext current = NULL, popped;
+/* Makes the row's context the thread's own, where it is not; a thread that has called nothing before has none. */
+static CUresult enter(Row *row, int *entered) {
+    CUcontext current = NULL;
     CUresult result = driver.cuCtxGetCurrent(&current);
-    if (result) return result;
-    if (current != row->context && (result = driver.cuCtxPushCurrent_v2(row->context))) return result;
+    if (result || current == row->context) return result;
+    result = driver.cuCtxPushCurrent_v2(row->context);
+    *entered = !result;
+    return result;
+}
+
+static void leave(int entered) {
+    CUcontext popped;
+    if (entered) driver.cuCtxPopCurrent_v2(&popped);
+}
+
+static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
+    CUresult result;
     int capturing = 0;
     int empty = 0; /* a graph has no node of no blocks */
     for (int k = 0; k < row->count; k++) empty |= is_empty(&row->kernels[k], addresses);
@@ -402,7 +414,6 @@ static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUten
         result = launch_graph(row, stream, addresses, maps);
     else
         result = launch_each(row, stream, addresses, maps);
-    if (current != row->context) driver.cuCtxPopCurrent_v2(&popped);
     return result;
 }
 
@@ -431,10 +442,16 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     for (int i = 0; i < row->addresses; i++) bits |= addresses[i];
     if (PyErr_Occurred()) return NULL;
     if ((bits & 15) && row->misaligned != Py_None) return call_misaligned(row, args, n);
-    CUresult result = find_maps(row, addresses, maps);
-    if (result) return error(result, "encoding a tensor map");
+    int entered = 0;
+    CUresult result = enter(row, &entered);
+    if (result) return error(result, "entering a device's context");
+    if ((result = find_maps(row, addresses, maps))) {
+        leave(entered);
+        return error(result, "encoding a tensor map");
+    }
     Py_BEGIN_ALLOW_THREADS;
     result = launch_row(row, stream, addresses, maps);
+    leave(entered);
     Py_END_ALLOW_THREADS;
     if (result) return error(result, "launching a kernel");
     Py_RETURN_NONE;

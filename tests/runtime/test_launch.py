@@ -188,6 +188,20 @@ def test_another_devices_context_is_entered_and_left(fake: Fake) -> None:
     assert [line.split()[0] for line in fake.all_notes()] == ["push", "grid", "launch", "pop"]
 
 
+def test_tensor_maps_are_encoded_in_the_device_s_context(fake: Fake) -> None:
+    """A thread of autograd's own, in which a backward is the first call, has none."""
+    described = kernel("a", TensorMap(0, 9, (8, 4), (64,), (8, 2), 3), arguments=1)
+    run = Device(1).row([(described, (0,))], 1)
+    assert fake.notes
+    run(0, 16)
+    assert [line.split()[0] for line in fake.all_notes()] == ["push", "encode", "grid", "launch", "pop"]
+    fake.driver.fake_fail(201)
+    with pytest.raises(DeviceError, match="SOME_ERROR"):
+        run(0, 32)
+    assert fake.all_notes()[0] == "push 2 0"
+    fake.driver.fake_fail(0)
+
+
 def test_errors_name_what_was_done(fake: Fake) -> None:
     fake.driver.fake_fail(200)
     with pytest.raises(DeviceError, match="wide: SOME_ERROR"):
