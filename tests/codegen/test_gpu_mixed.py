@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 pytest.importorskip("triton")
@@ -29,24 +31,30 @@ MLP = """graph @mlp(%x: bf16[8192, 1024], %w: bf16[4096, 1024], %b: bf16[4096]) 
 }"""
 
 
+@cache
 def program() -> tuple[object, ...]:
     return lower(parse(MLP), "cuda:sm_90", selector=GpuSelector(SM_90, cuda=True)).program.kernels
 
 
+@cache
+def compiled() -> object:
+    return compile_kernels(program(), SM_90)
+
+
 def test_each_kernel_in_its_language() -> None:
-    product, row = program()
-    assert isinstance(product.template, HopperGemm)
+    matmul, row = program()
+    assert isinstance(matmul.template, HopperGemm)
     assert row.template is None
-    assert kernel_source(product, "cuda:sm_90")[0] == "cu"
+    assert kernel_source(matmul, "cuda:sm_90")[0] == "cu"
     assert kernel_source(row, "cuda:sm_90")[0] == "triton.py"
-    module = compile_kernels([product, row], SM_90)
-    assert "gemm(Plan{" in module.source(product.name)
+    module = compiled()
+    assert "gemm(Plan{" in module.source(matmul.name)
     assert "tl.store" in module.source(row.name)
 
 
 def test_how_it_is_launched() -> None:
-    product, _ = program()
-    kernel = compile_kernels([product], SM_90).kernel(product.name, True)
+    matmul, _ = program()
+    kernel = compiled().kernel(matmul.name, True)
     assert kernel.threads == 384
     assert kernel.parameters[:4] == (0, 1, 2, 3)
     maps = [p for p in kernel.parameters if isinstance(p, TensorMap)]
@@ -59,7 +67,7 @@ def test_how_it_is_launched() -> None:
 
 
 def test_saved_and_loaded() -> None:
-    module = compile_kernels(program(), SM_90)
+    module = compiled()
     data = module.to_bytes()
     again = module_from_bytes(data)
     assert again.to_bytes() == data
@@ -67,11 +75,11 @@ def test_saved_and_loaded() -> None:
 
 
 def test_unaligned_addresses_have_code_of_their_own() -> None:
-    product, _ = program()
-    module = compile_kernels([product], SM_90)
-    narrow = module.kernel(product.name, False)
-    assert narrow.threads == 256
-    assert not any(isinstance(p, TensorMap) for p in narrow.parameters)
+    matmul, _ = program()
+    module = compiled()
+    unaligned = module.kernel(matmul.name, False)
+    assert unaligned.threads == 256
+    assert not any(isinstance(p, TensorMap) for p in unaligned.parameters)
 
 
 ATTENTION = """graph @attend(%q: bf16[4, 16, 2048, 128], %k: bf16[4, 16, 2048, 128], %v: bf16[4, 16, 2048, 128]) {
