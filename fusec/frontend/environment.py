@@ -157,43 +157,7 @@ class Recorder:
     def _make_hook(self) -> Hook:
         theirs: dict[str, bool] = {self._root_file: True}
         chained = self._previous if callable(self._previous) else None
-        frames = self._frames
-        seen = self._seen
-        before = self._before
-        kinds = self._kinds
-        rearmed = self._rearmed
-        streams = Streams()
-
-        def see(frame: FrameType, is_first: bool) -> None:
-            if is_first:
-                refuse_partial_prints(frame)
-                before.see(frame, is_root=frame.f_code is self._root_code)
-            elif frame.f_code.co_freevars:
-                before.see_closure(frame)
-            if not hasattr(frame.f_globals, "original"):  # in a scope for NumPy, names have their meaning
-                kinds.enter(frame.f_code, frame.f_globals, frame.f_locals)
-
-        def meet(frame: FrameType) -> None:
-            code = frame.f_code
-            values = frame.f_locals
-            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                value = values.get(name)
-                if id(value) not in seen:
-                    kinds.check(code, name, value)
-                    seen[id(value)] = value
-                    before.hold(value)
-
-        def enter(frame: FrameType) -> None:
-            code = frame.f_code
-            if code.co_filename == "<string>" and _is_generated(frame.f_globals):
-                return
-            is_first = (id(code), id(frame.f_globals)) not in frames
-            if is_first:
-                frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
-                _refuse_tests_of_kind(code)
-            if is_first or code.co_freevars:
-                see(frame, is_first)
-            meet(frame)
+        enter, rearmed, streams = self._enter, self._rearmed, Streams()
 
         def hook(frame: FrameType, event: str, arg: Any) -> None:
             try:
@@ -216,6 +180,38 @@ class Recorder:
                 chained(frame, event, arg)
 
         return hook
+
+    def _enter(self, frame: FrameType) -> None:
+        """A call of the user's code."""
+        code = frame.f_code
+        if code.co_filename == "<string>" and _is_generated(frame.f_globals):
+            return
+        is_first = (id(code), id(frame.f_globals)) not in self._frames
+        if is_first:
+            self._frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
+            _refuse_tests_of_kind(code)
+        if is_first or code.co_freevars:
+            self._see_code(frame, is_first)
+        self._see_arguments(frame)
+
+    def _see_code(self, frame: FrameType, is_first: bool) -> None:
+        if is_first:
+            refuse_partial_prints(frame)
+            self._before.see(frame, is_root=frame.f_code is self._root_code)
+        elif frame.f_code.co_freevars:
+            self._before.see_closure(frame)
+        if not hasattr(frame.f_globals, "original"):  # in a scope for NumPy, names have their meaning
+            self._kinds.enter(frame.f_code, frame.f_globals, frame.f_locals)
+
+    def _see_arguments(self, frame: FrameType) -> None:
+        code = frame.f_code
+        values = frame.f_locals
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            value = values.get(name)
+            if id(value) not in self._seen:
+                self._kinds.check(code, name, value)
+                self._seen[id(value)] = value
+                self._before.hold(value)
 
     def pin(self, path: str, read: Callable[[], object], value: object) -> None:
         """Guards the contents of a value that the capture took as a constant, such as an array used as a shape."""
