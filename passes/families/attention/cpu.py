@@ -1,7 +1,7 @@
-"""Attention as one online loop: scores, softmax and the second product, a block of keys at a time.
+"""Attention as one online loop: scores, softmax and the second dot, a block of keys at a time.
 
 Queries lie on vector lanes: the scores' tile is [keys, queries] and the accumulator [value size, queries], so the
-softmax's maximum and sum are lane by lane and both products read keys and values where they lie.
+softmax's maximum and sum are lane by lane and both dots read keys and values where they lie.
 """
 
 from __future__ import annotations

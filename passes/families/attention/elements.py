@@ -19,7 +19,7 @@ from fusec.tile.views import Subscripts, broadcast_index, fresh_index
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """The parts of an attention: :class:`AttentionGroup` with the ops that make its products."""
+    """The parts of an attention: :class:`AttentionGroup` with the ops that make its dots."""
 
     score_dot: Op
     scores: Value
@@ -55,16 +55,16 @@ def attention_parts(op: Op) -> AttentionParts:
     g, producers = op.attributes.roles, op.attributes.body.producers()
     if not isinstance(g, AttentionGroup):
         raise LoweringError(f"{op.attributes.body.name} does not hold an attention")
-    products = producers[g.product], producers[g.result]
+    dots = producers[g.product], producers[g.result]
     given = g.weights_side, g.sink, g.guarded, g.row_max, g.row_sum
-    return AttentionParts(products[0], g.scores, g.axis, g.normalized, products[1], *given)
+    return AttentionParts(dots[0], g.scores, g.axis, g.normalized, dots[1], *given)
 
 
 @dataclass(frozen=True)
 class Elements:
     """One element of each operand, of the score and of the outputs, over tight symbols.
 
-    ``query_side``: which operand of the first product the queries are. ``row``: where the query's row lies among the
+    ``query_side``: which operand of the first dot the queries are. ``row``: where the query's row lies among the
     scores, with 0 for the keys' axis. sink: the logit beside those of a query's keys.
     """
 
@@ -84,7 +84,7 @@ class Elements:
 
 
 def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
-    """Follows the index maps from the output through the softmax to the operands of both products.
+    """Follows the index maps from the output through the softmax to the operands of both dots.
 
     LoweringError where they don't make one loop over keys.
     """
@@ -122,7 +122,7 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
 
 
 def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscripts) -> tuple[ScalarExpr, Subscripts]:
-    """The score at ``index`` over ``raw``, an element of the first product; and that element's index."""
+    """The score at ``index`` over ``raw``, an element of the first dot; and that element's index."""
     seen: set[Subscripts] = set()
 
     def score_leaf(at: Subscripts) -> ScalarExpr:
@@ -139,7 +139,7 @@ def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscrip
 def _score_operands(
     inliner: Inliner, dot: Op, at: Subscripts, key: Symbol
 ) -> tuple[int, ScalarExpr, ScalarExpr, Symbol]:
-    """The queries' side, the elements of query and key of the first product at ``at``, and the symbol of its depth."""
+    """The queries' side, the elements of query and key of the first dot at ``at``, and the symbol of its depth."""
     axes = contraction(dot)
     nb, nl = len(axes.batch), len(axes.rows)
     depth = symbol("depth", 0, last(axes.extents.k))
@@ -170,6 +170,6 @@ def _where(inliner: Inliner, wanted: Value, start: Value, index: Subscripts) -> 
 
 
 def score_over(raw: Load, score: ScalarExpr, product: Buffer) -> ScalarExpr:
-    """A score in f32, over ``raw`` in the place of the product of queries and keys."""
+    """A score in f32, over ``raw`` in the place of the dot of queries and keys."""
     changed = with_loads_replaced(score, product, raw)
     return held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))

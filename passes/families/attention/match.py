@@ -1,6 +1,6 @@
 """Attention, derived: dot → maps → softmax over the row → dot.
 
-The match is on structure alone. What happens to the scores between the first product and the softmax (scale,
+The match is on structure alone. What happens to the scores between the first dot and the softmax (scale,
 bias, mask, soft cap, anything pointwise) is carried along, not recognised.
 """
 
@@ -30,7 +30,7 @@ _FEW_QUERIES = 16
 
 @dataclass(frozen=True)
 class AttentionMatch:
-    """The parts of an attention; ``score_ops`` make the scores of the first product, ``ops`` become the kernel."""
+    """The parts of an attention; ``score_ops`` make the scores of the first dot, ``ops`` become the kernel."""
 
     parts: AttentionParts
     score_ops: tuple[Op, ...]
@@ -83,16 +83,16 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
 
 def is_own(partition: Partition, op: Op) -> bool:
     """Whether an op that makes what a block keeps (queries) is its own: an elementwise one that ends no matmul."""
-    return op.definition.kind == "elementwise" and not _ends_product(partition, op)
+    return op.definition.kind == "elementwise" and not _ends_matmul(partition, op)
 
 
-def _ends_product(partition: Partition, op: Op) -> bool:
-    """Whether a product's kernel would take an op in: what is done to its result, with inputs beside it."""
+def _ends_matmul(partition: Partition, op: Op) -> bool:
+    """Whether a matmul's kernel would take an op in: what is done to its result, with inputs beside it."""
     made = [v for v in op.operands if not _is_given(partition, v)]
     inner = partition.producers.get(made[0]) if len(made) == 1 else None
     if inner is None or inner in partition.owner:
         return False
-    return inner.name == "dot" or (inner.definition.kind == "elementwise" and _ends_product(partition, inner))
+    return inner.name == "dot" or (inner.definition.kind == "elementwise" and _ends_matmul(partition, inner))
 
 
 def _is_given(partition: Partition, value: Value) -> bool:
@@ -138,10 +138,10 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
         return no("the second dot contracts more than one axis")
     if softmax.scores.type.shape[softmax.axis] == 1:
         return no("there is only one key")
-    products = _products_above(partition, softmax.scores)
-    if len(products) != 1:
-        return no(f"{len(products)} dots of the scores' size feed the softmax; exactly one is needed")
-    score_dot = products[0]
+    dots = _dots_above(partition, softmax.scores)
+    if len(dots) != 1:
+        return no(f"{len(dots)} dots of the scores' size feed the softmax; exactly one is needed")
+    score_dot = dots[0]
     between = _between(partition, score_dot, softmax.scores)
     ops = frozenset(
         (score_dot, value_dot, divide, *between, *softmax.ops, *(p for p in passed if p not in partition.free))
@@ -237,8 +237,8 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     shape = scores.type.shape
     if not (_is_of_own_row(partition, row_max, shape, axis) and _is_of_own_row(partition, row_sum, shape, axis)):
         return None
-    kept = tuple(1 if a == axis else n for a, n in enumerate(shape))
-    if any(op.result.type.shape != kept for op in beside[:2]):
+    row_shape = tuple(1 if a == axis else n for a, n in enumerate(shape))
+    if any(op.result.type.shape != row_shape for op in beside[:2]):
         return None
     ops = (sum_op, exp_op, sub_op, max_op, *beside, *guards, *others)
     return _Softmax(scores, axis, ops, sink, bool(guards), whole_max, whole_sum)
@@ -289,7 +289,7 @@ def _producer(partition: Partition, value: Value, name: str) -> Op | None:
     return op if op is not None and op.name == name else None
 
 
-def _products_above(partition: Partition, scores: Value) -> list[Op]:
+def _dots_above(partition: Partition, scores: Value) -> list[Op]:
     """Dots of the scores' size that reach them through pointwise ops and views."""
     found: dict[Op, None] = {}
     seen: set[Value] = set()
