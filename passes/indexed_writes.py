@@ -160,6 +160,8 @@ def _start_in(base: Value, box: Value, producers: Mapping[Value, Op]) -> Shape |
         op = producers.get(box)
         if op is None or not isinstance(op.attributes, SliceAttributes) or set(op.attributes.steps) != {1}:
             return None
+        if box.type.rank != base.type.rank:
+            return None
         starts = tuple(add(a, b) for a, b in zip(starts, op.attributes.starts, strict=True))
         box = op.operands[0]
     return starts

@@ -151,6 +151,20 @@ def test_several_positions_by_the_library_where_not_in_place(name: str) -> None:
     same(made, opened)
 
 
+def test_a_box_of_a_view_with_fewer_axes_stays() -> None:
+    """The call is on a part of one row, whose axes are not the array's."""
+    made = graph("""
+        %s = slice(%x) {starts=[4, 0, 0], stops=[5, 8, 5], steps=[1, 1, 1]} : f32[1, 8, 5]
+        %l = reshape(%s) : f32[8, 5]
+        %p = slice(%l) {starts=[2, 0], stops=[6, 5], steps=[1, 1]} : f32[4, 5]
+        %e = extern(%p, %at, %z) {target="aten.index_copy.default", arguments="($0, 0, $1, $2), {}"} : f32[4, 5]
+        %b = reshape(%e) : f32[1, 4, 5]
+        %u = update(%x, %b) {starts=[4, 2, 0]} : f32[6, 8, 5]
+    """)
+    assert with_writes_at(made) is made
+    same(made, open_writes(made))
+
+
 def test_what_is_added_is_not_written() -> None:
     for added in ("True), {}", "), {'accumulate': True}"):
         text = f'target="aten.index_put.default", arguments="($0, [None, $1], $2{", " * added.startswith("T")}{added}"'
