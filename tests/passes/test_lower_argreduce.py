@@ -27,9 +27,9 @@ def test_the_text() -> None:
         "%y_found = eq(%x, %y_extreme_kept)",
         "%y_isnan = isnan(%x)",
         "%y_logical_or = logical_or(%y_found, %y_isnan)",
-        "%y_place = iota() {axis=1}",
-        "%y_places = select(%y_logical_or, %y_place, i32(30))",
-        "%y_first = reduce_min(%y_places) {axes=[1]}",
+        "%y_position = iota() {axis=1}",
+        "%y_positions = select(%y_logical_or, %y_position, i32(30))",
+        "%y_first = reduce_min(%y_positions) {axes=[1]}",
         "%y = cast(%y_first)",
     ]
 
