@@ -53,6 +53,10 @@ class Opening:
     shapes: Shapes
     steps: Mapping[int, tuple[Dim, ...]] = field(default_factory=dict)
 
+    @property
+    def symbols(self) -> list[Symbol]:
+        return symbols_in(self.shapes)
+
     def __str__(self) -> str:
         """Which extents are symbolic, whatever their ranges."""
         return f"{self.shapes} {dict(self.steps)}"

@@ -17,20 +17,17 @@ from fusec.frontend.capture import Capture, IntegerSource, Library
 from fusec.frontend.readings import Number, Readings, over_range, requested
 from fusec.frontend.structures import CallSpec, Integer, Node, Static, Structure
 from fusec.frontend.symbolic_int import SymbolicInt
-from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.nodes import Port, Value
 from fusec.ir.types import TensorType, u8
-from fusec.runtime.dynamic import LEAST, reach
+from fusec.runtime.dynamic import LEAST, CaptureAt
+from fusec.runtime.reaching import highest_in_turn
 
 MOST_INTEGERS = 4
 """Integers of a call that are opened together; every one doubles the captures. Those that are always equal are one."""
 
 MOST_OPENINGS = 4
 """Programs for ranges that are made, or tried, for calls alike in all but their integers."""
-
-TRIALS = 12
-"""Captures that are spent on how far a range goes."""
 
 
 def integers_in(spec: CallSpec) -> list[int]:
@@ -139,59 +136,14 @@ class IntegersSeen:
         self._closed.add((key, tuple(sorted(opened.symbols))))
 
 
-CaptureAt = Callable[[Mapping[str, int]], Capture]
-
-
 def highest(opened: OpenIntegers, capture_at: CaptureAt) -> dict[str, int]:
-    """How far each integer can go, found by trying: first to an extent of an array, or a little less.
-
-    Past the end of an array a function raises, or does something else. DimensionError where one can't go further than
-    it has been.
-    """
-    top = {s.name: s.hi if isinstance(s.hi, int) else LEAST for s in opened.distinct}
-    first = capture_at(top).graph
-    extents = {n for v in first.inputs for n in v.type.static_shape}
-    for s in opened.distinct:
-        seen = top[s.name]
-
-        def fits(n: int, name: str = s.name, seen: int = seen) -> bool:
-            return _is_alike(first, capture_at, {**top, name: n}, n - seen)
-
-        near = {n - back for n in extents for back in range(3)} | {reach(seen)}
-        top[s.name] = _furthest(seen, sorted(n for n in near if n > seen), fits)
-        if top[s.name] == seen:
-            raise DimensionError(f"an integer goes no further than {seen}")
-    return top
-
-
-def _furthest(known: int, likely: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, as far as some trials show: one of the likely ones, or below. ``known`` fits."""
-    beyond: int | None = None
-    for _ in range(TRIALS):
-        open_to_trial = [n for n in likely if known < n and (beyond is None or n < beyond)]
-        if not open_to_trial and (beyond is None or beyond - known <= 1):
-            break
-        n = open_to_trial[len(open_to_trial) // 2] if open_to_trial else (known + (beyond or 0)) // 2
-        if fits(n):
-            known = n
-        else:
-            beyond = n
-    return known
-
-
-def _is_alike(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int], moved: int) -> bool:
-    """Whether the function does the same ops there, where an integer is ``moved`` more, and extents move with it."""
-    try:
-        graph = capture_at(extents).graph
-    except Exception:  # whatever the function, or its library, raises there
-        return False
-    if [op.name for op in graph.ops] != [op.name for op in first.ops]:
-        return False
-    types = [[r.type for op in g.ops for r in op.results] for g in (first, graph)]
-    return all(
-        a.rank == b.rank and all((m - n) % moved == 0 for n, m in zip(a.static_shape, b.static_shape, strict=True))
-        for a, b in zip(*types, strict=True)
-    )
+    """How far each integer can go. DimensionError where one can't go further than it has been."""
+    found = {s.name: s.hi if isinstance(s.hi, int) else LEAST for s in opened.distinct}
+    for name, top in highest_in_turn(found, capture_at):
+        if top == found[name]:
+            raise DimensionError(f"an integer goes no further than {top}")
+        found[name] = top
+    return found
 
 
 class SampledIntegers:

@@ -21,13 +21,14 @@ from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.captures import captures
 from fusec.runtime.code import Scope
-from fusec.runtime.dynamic import Opening, is_open, openings, symbols_in
+from fusec.runtime.dynamic import Opening, is_open, openings
 from fusec.runtime.entry import compiled_entry, eager_entry, recorded_entry
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
 from fusec.runtime.objects import ObjectsSeen
 from fusec.runtime.plan import Compile, GradientProgram, Plan, PlanOptions, nothing_required
+from fusec.runtime.reaching import within_reach
 from fusec.runtime.signatures import bind_arguments
 from fusec.runtime.telling import Cause, Telling
 
@@ -164,7 +165,7 @@ class Planner:
             if len(self.closed) >= OPEN_FAILURES or str(opening) in self._without_kernel:
                 continue
             try:
-                return self._open_plan(opening, arrays, leaves, spec)
+                return self._open_plan(opening, seen, arrays, leaves, spec)
             except SetupError:
                 raise
             except Exception as error:  # the function itself may refuse an extent that no call has had
@@ -175,8 +176,11 @@ class Planner:
                     self._without_kernel.add(str(opening))
         return None
 
-    def _open_plan(self, opening: Opening, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
+    def _open_plan(
+        self, opening: Opening, seen: Sequence[Sequence[Layout]], arrays: Arrays, leaves: list[Any], spec: CallSpec
+    ) -> Plan:
         assert self.general is not None
+        make = self.general.make
         shapes = opening.shapes
 
         def capture_at(extents: Mapping[str, int]) -> Capture:
@@ -202,13 +206,23 @@ class Planner:
             with captures.run():
                 check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
 
-        capture = self.general.make(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
+        asked = conditions if arrays.library == "torch" else None
+        try:
+            capture = make(capture_at, opening.symbols, asked)
+        except SetupError:
+            raise
+        except Exception:  # the function may do all but the last extents in one way
+            narrower = within_reach(opening, seen, capture_at)
+            if narrower is None:
+                raise
+            opening = narrower
+            capture = make(capture_at, opening.symbols, asked)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
         entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
-        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
+        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opening.symbols)
         log.info("%s: compiled for %s", self.name, ranges)
         return Plan(entry, capture, executable, opening=opening)
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ArtifactError
+from fusec.frontend import raw
 from fusec.frontend.capture import Library, Rebuild
 from fusec.frontend.numpy_views import view
-from fusec.frontend.structures import TENSOR, CallSpec, Node, Static, Structure, rebuild, structure_of
+from fusec.frontend.structures import TENSOR, CallSpec, Node, Static, Structure, own_attributes, rebuild, structure_of
 from fusec.runtime.serial import Json, scalar_from_json, scalar_to_json
 
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
@@ -146,9 +147,27 @@ def result_of(make: Rebuild, examples: Sequence[Any], library: Library) -> tuple
     probes = [e.view(_Probe) for e in examples] if library == "numpy" else list(examples)
     made: list[Any] = []
     kinds = (_Element, np.ndarray) if library == "numpy" else (type(examples[0]) if examples else _Element,)
-    structure = structure_of(make(probes), lambda v: isinstance(v, kinds), made)
+    result, other = make(probes), make(probes)
+    anew = made_anew(result, other)
+    structure = structure_of(result, lambda v: isinstance(v, kinds), made, lambda v, inside: id(v) in anew)
     constants: dict[str, Any] = {}
     return Result(structure, tuple(_leaf(value, probes, constants) for value in made)), constants
+
+
+def made_anew(one: Any, other: Any) -> set[int]:
+    """The ids of the objects in one of two results of a ``rebuild`` that each call makes: those that are not shared."""
+    found: set[int] = set()
+    waiting = [(one, other)]
+    while waiting:
+        a, b = waiting.pop()
+        if a is b or type(a) is not type(b) or id(a) in found:
+            continue
+        if isinstance(a, list | tuple | dict):
+            waiting += zip(raw.values_of(a), raw.values_of(b))
+        if raw.is_object(a):
+            found.add(id(a))
+        waiting += zip((part for _, part in own_attributes(a)), (part for _, part in own_attributes(b)))
+    return found
 
 
 def _leaf(value: Any, probes: Sequence[Any], constants: dict[str, Any]) -> Leaf:
