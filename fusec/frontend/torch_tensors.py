@@ -13,6 +13,7 @@ from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source
 from fusec.frontend.torch_emit import Emitter, tensor_type
 from fusec.frontend.torch_fake import check_plain, fake_like, fake_mode, is_held, value_name
 from fusec.frontend.torch_memory import Handle, Memory
+from fusec.frontend.torch_memos import tie_to_memo
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_stand_in import Asked, as_argument, check_argument, standing_for
 from fusec.ir.builder import Builder
@@ -70,7 +71,10 @@ class TracedTensors:
         """The fake tensor of a parameter or another tensor that the function found."""
         found = self._references.find(real)
         if found is None:
-            if is_held(real):
+            tie = tie_to_memo(real)
+            if tie is not None:
+                self.ties.append(tie)
+            elif is_held(real):
                 raise UnsupportedOpError(
                     f"{self.emitter.call} reads a tensor of shape {list(real.shape)} that is kept where it can't be "
                     "fetched anew; pass it as an argument, or keep it in a module, a variable or an attribute",
