@@ -210,7 +210,7 @@ class Dispatcher(Planner):
     def _refused(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call like others that can't be captured. Where none was compiled, those to come are not looked into."""
         if self._refusals.is_usual() and not any(plan.is_compiled for plan in self.plans):
-            entry = self._written.make(args, kwargs, functools.partial(self._as_written, reason), MISS)
+            entry = self._written.make(args, kwargs, self._runner(reason), MISS)
             if entry is not None:
                 self._promote(Plan(entry, reason=reason))
         return self._as_written(reason, args, kwargs)
@@ -335,6 +335,9 @@ class _Counting(Dispatcher):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._bind(self._split(args)[0], kwargs)
+
+    def _runner(self, reason: str) -> Entry:
+        return functools.partial(self._as_written, reason)
 
     def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Cause = "known") -> Any:
         return super()._as_written(reason, self._split(args)[0], kwargs, cause), ()

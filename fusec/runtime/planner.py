@@ -22,7 +22,7 @@ from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.captures import captures
 from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Opening, is_open, openings
-from fusec.runtime.entry import compiled_entry, eager_entry, recorded_entry
+from fusec.runtime.entry import Entry, compiled_entry, eager_entry, recorded_entry
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
@@ -294,12 +294,30 @@ class Planner:
         capture: Capture | None = None,
         cause: Cause = "known",
     ) -> Plan:
+        run: Entry = functools.partial(self._as_written, reason, cause=cause)
+        known = self._runner(reason) if cause == "known" else run
+
         def eager(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._as_written(reason, args, kwargs, cause)
+            nonlocal run
+            result = run(args, kwargs)
+            run = known  # the reason has been told
+            return result
 
         if capture is None:
             return Plan(eager_entry(arrays, spec, leaves, eager), None, None, reason)
         return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
+
+    def _runner(self, reason: str) -> Entry:
+        """What runs calls as written whose reason has been told."""
+        if self.fallback == "error":
+            return functools.partial(self._as_written, reason)
+        function, counts = self.function, self.eager_calls
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            counts[reason] += 1
+            return function(*args, **kwargs)
+
+        return run
 
     def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Cause = "known") -> Any:
         """Runs the function itself. What the capture ended with may be the function's own error: then that is raised

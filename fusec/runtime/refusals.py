@@ -116,9 +116,9 @@ class WrittenEntries:
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Entry, miss: object) -> Entry | None:
         """One for calls like this; None where there is one."""
-        given, names, named = [*map(type, args)], tuple(kwargs), [*map(type, kwargs.values())]
+        given, names, named = tuple(map(type, args)), tuple(kwargs), tuple(map(type, kwargs.values()))
         told = [(k, value) for k, value in enumerate((*args, *kwargs.values())) if type(value) in _TOLD]
-        key = (tuple(given), names, tuple(named), tuple(told))
+        key = (given, names, named, tuple(told))
         if key in self._known:
             return None
         self._known.add(key)
@@ -126,7 +126,9 @@ class WrittenEntries:
 
         def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal left, between
-            if [*map(type, args)] != given or tuple(kwargs) != names or [*map(type, kwargs.values())] != named:
+            if tuple(map(type, args)) != given:
+                return miss
+            if (kwargs or names) and (tuple(kwargs) != names or tuple(map(type, kwargs.values())) != named):
                 return miss
             if told:
                 values = (*args, *kwargs.values())

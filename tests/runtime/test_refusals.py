@@ -198,3 +198,22 @@ def test_what_is_no_line_of_the_code_is_tried_for_other_dtypes(
     for x in (ARRAYS[1], ARRAYS[1][None], ARRAYS[0]):
         torch.testing.assert_close(compiled(x), shown(x))
     assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
+
+
+def test_calls_whose_reason_has_been_told_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    as_written = Dispatcher._as_written
+
+    def noting(self: Dispatcher, reason: str, *args: Any, **kwargs: Any) -> Any:
+        told.append(reason)
+        return as_written(self, reason, *args, **kwargs)
+
+    monkeypatch.setattr(Dispatcher, "_as_written", noting)
+    jitted, x = fusec.jit(branches), torch.ones(3)
+    with pytest.warns(fusec.RunsAsWritten):
+        for _ in range(5):
+            torch.testing.assert_close(jitted(x), x * 2)
+    assert len(told) == 1
+    assert [*jitted.dispatcher.eager_calls.values()] == [5]
+    with pytest.raises(RuntimeError):
+        jitted(torch.ones(3, dtype=torch.complex64))  # complex numbers have no order
