@@ -211,8 +211,9 @@ def test_calls_whose_reason_has_been_told_run_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Dispatcher, "_as_written", noting)
     jitted, x = fusec.jit(branches), torch.ones(3)
     with pytest.warns(fusec.RunsAsWritten):
-        for _ in range(5):
-            torch.testing.assert_close(jitted(x), x * 2)
+        jitted(x)
+    for _ in range(4):
+        torch.testing.assert_close(jitted(x), x * 2)
     assert len(told) == 1
     assert [*jitted.dispatcher.eager_calls.values()] == [5]
     with pytest.raises(RuntimeError):
