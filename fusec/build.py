@@ -10,9 +10,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from fusec import config, toolchain, tracing
@@ -34,6 +35,7 @@ from fusec.location import Location
 from fusec.modules import NoKernels, load_module
 from fusec.options import check_choice, check_switch
 from fusec.packages import installed
+from fusec.retrying import compile_with_others
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Declined, Lowered, Program
@@ -246,16 +248,15 @@ def _build(
 
 
 def _compile(graph: Graph, library: Library, target: str, options: Options) -> Built:
-    lowered = run_passes(graph, target, options, library)
+    start = time.perf_counter()
+    lowered, module = compile_with_others(partial(run_passes, graph, target, options, library), compile_module)
     machine = machine_of(target)
     if library == "torch" and isinstance(machine, CpuTarget):
         program = lowered.program
         more = (_rates(machine) or usual_rates(machine, 1)).tensors
         lowered = replace(lowered, program=replace(program, overhead=program.overhead + more))
-    start = time.perf_counter()
-    with tracing.span("build kernels", "compile", kernels=len(lowered.program.kernels)):
-        module = compile_module(lowered.program)
-    seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
+    passes = sum(lowered.seconds.values())
+    seconds = {**lowered.seconds, "codegen": time.perf_counter() - start - passes}
     digests = kernel_digests(lowered.program)
     executable = Executable(lowered.program, module, library, digests, compile_here=_compile_here)
     _log_fusion(lowered.program)
@@ -274,15 +275,23 @@ def _compile_here(kernels: Sequence[Kernel]) -> Module:
     return compiled
 
 
-def run_passes(graph: Graph, target: str, options: Options, library: Library = "torch") -> Lowered:
-    """The graph through all passes. library: whose arrays it is called with."""
+def run_passes(
+    graph: Graph,
+    target: str,
+    options: Options,
+    library: Library = "torch",
+    refused: Mapping[str, int] = MappingProxyType({}),
+) -> Lowered:
+    """The graph through all passes. library: whose arrays it is called with. refused: of a GPU's kernels, how many
+    schedules of each, the best predicted first, are not to be chosen."""
     from fusec.passes.pipeline import lower
 
     selector: Selector | GpuSelector | None = None
     if options.tune:
         selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
     elif is_gpu(target):
-        selector = replace(gpu_selector(target, dict(options.usual)), calls=library == "torch")
+        made = gpu_selector(target, dict(options.usual))
+        selector = replace(made, calls=library == "torch", refused=refused)
     lowered: Lowered = lower(
         graph,
         target,
@@ -382,7 +391,7 @@ def compile_module(program: Program) -> Module:
         try:
             on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
         except CodegenError as error:
-            raise CodegenError(str(error), _line_of(program, str(error))) from error
+            raise CodegenError(str(error), _line_of(program, str(error)), error.kernel) from error
         return on_gpu
     toolchain.require(toolchain.TVM)
     with tracing.span("import TVM", "compile"), toolchain.importing(toolchain.TVM):

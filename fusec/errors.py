@@ -83,7 +83,11 @@ class UncompiledTypeError(CaptureError, LoweringError):
 
 
 class CodegenError(FusecError):
-    """A generated kernel did not compile."""
+    """A generated kernel did not compile. ``kernel``: its name, where it is known."""
+
+    def __init__(self, message: str, location: Location | None = None, kernel: str = "") -> None:
+        self.kernel = kernel
+        super().__init__(message, location)
 
 
 class ArtifactError(FusecError):

@@ -29,7 +29,8 @@ class GpuSelector:
     """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton.
 
     usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
-    calls: PyTorch's library is at hand for what it does sooner.
+    calls: PyTorch's library is at hand for what it does sooner. refused: of a kernel, by name, how many ways to compute
+    it are left out, the best predicted first: a compiler did not take them.
     """
 
     target: GpuTarget
@@ -38,6 +39,7 @@ class GpuSelector:
     usual: Mapping[str, int] = field(default_factory=dict)
     calls: bool = field(default=True, kw_only=True)
     measured: list[Choice] = field(default_factory=list, kw_only=True)
+    refused: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     def alternatives(self, context: LoweringContext) -> list[Alternative]:
         """Every way to compute a group: its schedules, the best predicted first, and from the second position on the
@@ -97,8 +99,11 @@ class GpuSelector:
         return self.target.rates.launch + self.target.rates.moved(bytes_read(context.body), written)
 
     def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
-        """The group by the best predicted schedule."""
-        return self._own(context)[0].lower(context)
+        """The group by the best predicted schedule. LoweringError where all of them are refused."""
+        own = self._own(context)[self.refused.get(context.name, 0) :]
+        if not own:
+            raise LoweringError(f"no way to compute {context.name} compiles")
+        return own[0].lower(context)
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""

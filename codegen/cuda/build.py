@@ -30,21 +30,26 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> CudaModule:
 def compile_sources(source: ModuleSource, target: GpuTarget) -> CudaModule:
     """Compiles kernels that have been written; errors as :func:`compile_kernels`."""
     units = every(source.kernels)
+    owners = {unit.name: kernel.name for kernel in source.kernels for unit in every([kernel])}
     cubins = []
     with bar("compiling kernels", len(units)) as done, ThreadPoolExecutor(_THREADS) as pool:
-        for cubin in pool.map(lambda k: _compile(k, source.arch), units):
+        for cubin in pool.map(lambda k: _compile(k, source.arch, owners[k.name]), units):
             cubins.append(cubin)
             done()
     for unit, cubin in zip(units, cubins, strict=True):
         if unit.shared > target.shared_memory:
             needed = f"{unit.shared} bytes of shared memory, {target.name} has {target.shared_memory}"
-            raise CodegenError(f"{unit.name} needs {needed}: {cubin.log}")
+            raise CodegenError(f"{unit.name} needs {needed}: {cubin.log}", kernel=owners[unit.name])
     return CudaModule(target, source, {u.name: c for u, c in zip(units, cubins, strict=True)})
 
 
-def _compile(kernel: KernelSource, arch: str) -> Cubin:
+def _compile(kernel: KernelSource, arch: str, owner: str) -> Cubin:
     with tracing.span(f"nvrtc {kernel.name}", "compile", target=arch) as span:
-        cubin = compile_source(kernel.text, arch, kernel.name, kernel.shapes)
+        try:
+            cubin = compile_source(kernel.text, arch, kernel.name, kernel.shapes)
+        except CodegenError as error:
+            error.kernel = owner
+            raise
         span.note(registers=cubin.registers, spills=cubin.spills)
         return cubin
 

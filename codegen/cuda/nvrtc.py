@@ -61,7 +61,8 @@ def compile_source(text: str, arch: str, name: str = "kernel", shapes: Iterable[
         status = library.nvrtcCompileProgram(program, len(flags), _strings(flags))
         log = _text(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
         if status:
-            raise CodegenError(f"NVRTC can't compile {name} for {arch}:\n{_with_lines(log, text, name)}")
+            message = f"NVRTC can't compile {name} for {arch}:\n{_with_lines(log, text, name)}"
+            raise CodegenError(message, kernel=name)
         return Cubin(_text(library, "CUBIN", program), log)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -43,12 +43,12 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
         except Exception as error:
             reason = str(error).strip()[-600:]
             message = f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}"
-            raise CodegenError(message) from error
+            raise CodegenError(message, kernel=kernel.name) from error
         if compiled.metadata.shared <= target.shared_memory:
             break  # else fewer loads ahead take less shared memory
     else:
         needed = f"{compiled.metadata.shared} bytes of shared memory, {target.name} has {target.shared_memory}"
-        raise CodegenError(f"{kernel.name} needs {needed}")
+        raise CodegenError(f"{kernel.name} needs {needed}", kernel=kernel.name)
     metadata = {**compiled.metadata._asdict(), "target": None}
     form = "cubin" if target.backend == "cuda" else "hsaco"
     assembly = compiled.asm.get("ptx" if target.backend == "cuda" else "amdgcn", "")

@@ -109,7 +109,8 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     result = axes.op.result.type.size
     reads = sum(v.type.size >= result for v in epilogue_inputs(context))
     bits = axes.op.operands[0].type.dtype.bits
-    defers = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
+    results = sum(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
+    defers = results == len(context.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
     transposed = columns_adjoin(context)
     windows = convolution_of(axes.op, context.producers)
@@ -117,6 +118,7 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
         extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
     read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
     problem = HopperProblem(*extents, dots, reads, bits, defers, transposed, windows is not None, read, written)
+    problem = replace(problem, results=results)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 

@@ -17,7 +17,12 @@ from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 from fusec.tile.templates import HopperGemm
 
@@ -33,6 +38,30 @@ def test_compiles_without_spills(name: str) -> None:
     assert cubin.code.startswith(b"\x7fELF")
     assert cubin.registers == 168
     assert cubin.spills <= 64
+
+
+def saving(results: int) -> str:
+    """SwiGLU as a forward computes it: what its backward reads is stored, too."""
+    kept = ", ".join(["%y", "%a", "%b", "%s"][:results])
+    return SWIGLU.replace("384", "4096").replace("512", "2048").replace("return %y", f"return {kept}")
+
+
+@pytest.mark.parametrize("results", [1, 2, 3, 4])
+def test_every_candidate_has_the_shared_memory_that_it_needs(results: int) -> None:
+    """Results leave through shared memory, which the operands' stages must leave them."""
+    found = list[GpuSchedule]()
+
+    class Asked(GpuSelector):
+        def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+            found.extend(self.candidates(context))
+            return super().lower(context)
+
+    lower(parse(saving(results)), "cuda:sm_90", selector=Asked(SM_90, cuda=True, triton=False))
+    hopper = [s for s in found if isinstance(s, HopperGemmSchedule)]
+    assert hopper
+    for s in hopper:
+        kernel = lowered(parse(saving(results)), s)
+        assert emit_kernel(kernel, SM_90).shared <= SM_90.shared_memory
 
 
 def test_plan() -> None:

@@ -70,8 +70,9 @@ _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 
 """For two matmuls of one left operand, by the columns of both."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
-_BESIDE = 4 * 8192 + 2048
-"""Bytes of shared memory that are not for operands: results on their way out, alignment, barriers."""
+_CONSUMERS, _CHUNK, _RESERVED = 2, 8192, 2048
+"""Warpgroups that multiply; bytes of results of 16 bits that one of them sends at a time; bytes of shared memory for
+alignment and barriers."""
 _MOST_STAGES = 8
 
 _FEWEST = 16
@@ -106,6 +107,7 @@ class HopperProblem:
     epilogues can run under the next tile's matmuls. transposed: neighbours in the right operands' memory are of
     different columns, of which a copy brings 64. windows: the left operand shows windows of an image, which no other
     kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of the kernel's.
+    results: of 16 bits, which leave through shared memory.
     """
 
     batches: int
@@ -120,6 +122,7 @@ class HopperProblem:
     windows: bool = False
     read: float = 0.0
     written: float = 0.0
+    results: int = 1
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -145,10 +148,15 @@ def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
     """The widest first; consumers with a tile each have registers for 128 columns."""
     for n in _widths(p):
         stage = (_ROWS + n * p.dots) * _ROW_BYTES
-        stages = min(_MOST_STAGES, (target.shared_memory - _BESIDE) // stage)
+        stages = min(_MOST_STAGES, (target.shared_memory - _beside(p)) // stage)
         if n * p.dots <= _ROWS:
             yield _Tile(_ROWS, n, stages, True)
         yield _Tile(_ROWS, n, stages, False)
+
+
+def _beside(p: HopperProblem) -> int:
+    """Bytes of shared memory that are not for operands; a single result has two places, to be sent in turn."""
+    return _CONSUMERS * max(p.results, 2) * _CHUNK + _RESERVED
 
 
 def _widths(p: HopperProblem) -> list[int]:
