@@ -7,6 +7,7 @@ from fusec.passes.families.all import FAMILIES
 from fusec.passes.groups.fused import build_fused_graph
 from fusec.passes.groups.grow import Log
 from fusec.passes.groups.partition import Partition
+from fusec.passes.groups.recompute import recompute_maps
 
 
 def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Graph:
@@ -19,4 +20,6 @@ def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Grap
     partition = Partition(graph)
     for family in FAMILIES:
         family.match(partition, note, blocked)
+    if blocked:
+        recompute_maps(partition)
     return build_fused_graph(partition)

@@ -138,15 +138,25 @@ def _median(r: Rewriter, values: Sequence[Value]) -> Value:
 
 def _at(r: Rewriter, value: Value, apart: tuple[int, ...], axis: int, place: int) -> Value:
     """One place along an axis of a value taken apart. Of what is computed, from that place of what it is made of: a
-    kernel reads this, where else all of it would be in memory."""
+    kernel reads this, where else all of it would be in memory. What a matmul gives is in memory when it is rounded."""
     op = r.producer(value)
-    if op is not None and op.definition.kind == "elementwise" and is_cheap(op):
+    if op is not None and op.definition.kind == "elementwise" and is_cheap(op) and not _rounds_matmul(r, op):
         arrays = [v for v in op.operands if v.type.rank]
         if all(v.type.shape == value.type.shape for v in arrays):
             made = (_at(r, v, apart, axis, place) if v.type.rank else v for v in op.operands)
             return r.emit(op.name, *made, attributes=op.attributes, hint="one")
     one = SliceAttributes.of_axes(apart, {axis: (place, place + 1)})
     return r.emit("slice", r.reshape(value, apart), attributes=one, hint="one")
+
+
+def _rounds_matmul(r: Rewriter, op: Op) -> bool:
+    """Whether an op gives a matmul's results in fewer bits, perhaps after some maps."""
+    if op.name != "cast" or op.operands[0].type.dtype.bits <= op.result.type.dtype.bits:
+        return False
+    value = op.operands[0]
+    while (made := r.producer(value)) is not None and made.definition.kind in ("elementwise", "view"):
+        value = max(made.operands, key=lambda v: v.type.most)
+    return made is not None and made.name == "dot"
 
 
 def _parts(places: int, blocks: int, sms: int) -> int:

@@ -50,6 +50,9 @@ FEWEST_COLUMNS = 32
 
 MOST_COLUMNS = 256
 
+_MOST_LOOKED_AT = 256
+"""Values that are looked at for what a reduction reads."""
+
 _COMBINE = {name: op.reduction.combine for name, op in OPS.items() if op.kind == "reduce"}
 
 
@@ -108,7 +111,30 @@ def split_for_blocks(graph: Graph, sms: int) -> Graph:
         """reduce(x: [n, few]) ⇒ reduce(reduce(x: [n / parts, parts, few]) over its first axis)"""
         return _side_by_side(r)
 
-    return _split(rewrite(graph, (side_by_side,)), share)
+    @rule(*_COMBINE)
+    def at_once(r: Rewriter) -> Outcome:
+        """reduce(reduce(parts)) ⇒ reduce(parts over the axes of both), where the parts are reductions themselves"""
+        return _at_once(r)
+
+    return rewrite(_split(rewrite(graph, (side_by_side,)), share), (at_once,))
+
+
+def _at_once(r: Rewriter) -> Outcome:
+    """What puts parts together in two steps does so in one: it is little work, and a launch less."""
+    inner = r.producer(r.operands[0], r.op.name)
+    if inner is None or inner.attributes.__class__ is not ReduceAttributes:
+        return None
+    parts = inner.operands[0]
+    made = r.producer(parts, r.op.name)
+    assert isinstance(r.op.attributes, ReduceAttributes)
+    assert isinstance(inner.attributes, ReduceAttributes)
+    if made is None or r.op.attributes.dtype != inner.attributes.dtype or not parts.type.is_static:
+        return None
+    kept = [a for a in range(parts.type.rank) if a not in inner.attributes.axes]
+    axes = sorted((*inner.attributes.axes, *(kept[a] for a in r.op.attributes.axes)))
+    if prod(parts.type.static_shape[a] for a in axes) > PART_ELEMENTS or r.op.result.type.most < NARROW:
+        return None
+    return r.reduce(r.op.name, parts, axes, dtype=r.op.attributes.dtype)
 
 
 def attended(graph: Graph) -> set[str]:
@@ -177,7 +203,7 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
-    wish = share(r.op.result.name, shape, axes, _in_memory(r, x).type.dtype.bits)
+    wish = share(r.op.result.name, shape, axes, _bits_in_memory(r, x))
     tasks = wish.tasks
     if x.type.size < wish.whole or tasks >= wish.enough:
         return None
@@ -201,12 +227,21 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     return r.cast(result, r.op.result.type.dtype)
 
 
-def _in_memory(r: Rewriter, x: Value) -> Value:
-    """What is read for a value: what is cast to it, also under views (a channel's positions, put in order)."""
-    op = r.producer(x)
-    while op is not None and op.definition.kind == "view":
-        op = r.producer(op.operands[0])
-    return op.operands[0] if op is not None and op.name == "cast" else x
+def _bits_in_memory(r: Rewriter, x: Value) -> int:
+    """Of each of the largest values that a value is made of by maps and views."""
+    leaves: dict[Value, None] = {}
+    seen, ahead = {x}, [x]
+    while ahead and len(seen) < _MOST_LOOKED_AT:
+        value = ahead.pop()
+        op = r.producer(value)
+        if op is None or op.definition.kind not in ("elementwise", "view"):
+            leaves[value] = None
+            continue
+        new = [v for v in op.operands if v not in seen]
+        seen.update(new)
+        ahead += new
+    largest = max((v.type.most for v in leaves), default=0)
+    return max((v.type.dtype.bits for v in leaves if v.type.most == largest), default=x.type.dtype.bits)
 
 
 def _tasks(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:

@@ -185,6 +185,14 @@ class Partition:
         numbers = [self.order[o] for o in group.ops]
         group.first, group.last = min(numbers, default=maxsize), max(numbers, default=-1)
 
+    def free_op(self, group: Group, op: Op) -> None:
+        """Takes a map out of its group, to be copied into each group that reads its result."""
+        self.remove(group, op)
+        self.free.add(op)
+        self._compute_consumers = {}
+        if not group.ops:
+            self.groups.remove(group)
+
     def inliner(self, ops: Set[Op]) -> Inliner:
         """Expands what these ops make; all else that they read is in memory, through free ops."""
 

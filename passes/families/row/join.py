@@ -93,4 +93,5 @@ def _maker(partition: Partition, op: Op) -> Group | None:
     sources = list(partition.sources_of(op.operands[0]))
     made = partition.producers.get(sources[0]) if len(sources) == 1 else None
     owner = partition.owner.get(made) if made is not None else None
-    return owner if owner is not None and made in owner.beside else None
+    is_made_whole = made is not None and made.definition.kind == "reduce"
+    return owner if owner is not None and is_made_whole else None
