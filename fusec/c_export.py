@@ -22,9 +22,9 @@ from fusec.ir.index_text import IndexSpeller
 from fusec.ir.indexing import most
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
 from fusec.runtime.arrays import bytes_spanned, span
-from fusec.runtime.emit import reads_and_writes
 from fusec.runtime.isa import required_features
 from fusec.runtime.library import CHECK_INDEX
+from fusec.runtime.lifetimes import reads_and_writes
 from fusec.runtime.program import Call, Launch, Pack, Program, Slot, root_of
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu

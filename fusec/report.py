@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fusec.location import Location
+from fusec.runtime.lifetimes import LARGE, memory_of
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program
 from fusec.target.gpu import is_gpu
 
@@ -28,8 +29,11 @@ def explain_program(
     notes: Sequence[str] = (),
     eager: Mapping[str, int] | None = None,
     measured: Sequence[float] | None = None,
+    *,
+    owned: bool = False,
 ) -> str:
     """The report on a program. ``eager``: calls that ran as written, by reason. ``measured``: seconds of each step.
+    ``owned``: calls are handed their inputs, as a backward is.
 
     Deterministic: the same program gives the same text.
     """
@@ -38,6 +42,7 @@ def explain_program(
         parts.append(_kernel_table(program, measured))
         parts += [Text(line) for report in launched(program) for line in (*_fused_lines(report), *_why(report))]
     parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
+    parts += _section("memory", _memory_lines(program, owned))
     parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
     parts += _section(PACKED, _pack_lines(program))
     parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
@@ -176,6 +181,16 @@ def _choice_lines(choice: Choice) -> list[str]:
 def _declined_line(declined: Declined) -> str:
     where = f" at {declined.location.short}" if declined.location is not None else ""
     return f"{declined.rule}{where}: {declined.reason}"
+
+
+def _memory_lines(program: Program, owned: bool) -> list[str]:
+    """What a call has at most at a time, where that is not little."""
+    memory = memory_of(program, owned=owned)
+    if memory is None or max(memory.peak, memory.results) < LARGE:
+        return []
+    given = ", which are let go once they have been read" if owned else ""
+    peak, results = (n / 2**20 for n in (memory.peak, memory.results))
+    return [f"{peak:.0f} MiB at most at a time beside its inputs{given}; {results:.0f} MiB are results"]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:

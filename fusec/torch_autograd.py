@@ -22,8 +22,8 @@ from fusec.torch_graphs import Kind, predicted_time
 from fusec.torch_score_spaces import recompute_scores
 
 log = config.logger("compile")
-Add = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
-"""From a functional graph to the function that runs it compiled."""
+Add = Callable[[fx.GraphModule, Kind], Callable[[list[Any]], Any]]
+"""From a functional graph to the function that runs it compiled, of a list of its inputs, which it may empty."""
 
 
 def through_aot(
@@ -37,13 +37,12 @@ def through_aot(
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
-    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_graph(functional: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             if kind != "backward":
                 _note_metadata(functional)
-            return make_boxed_func(add(functional, kind))
+            return _boxed(add(functional, kind))
 
         return compile_graph
 
@@ -82,6 +81,16 @@ def _predicted(graphs: tuple[fx.GraphModule, fx.GraphModule], options: Options) 
     """Predicted seconds of a forward and a backward; infinity where nothing is."""
     times = [predicted_time(graph, options) for graph in graphs]
     return inf if None in times else sum(time for time in times if time is not None)
+
+
+def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """As AOTAutograd wants it: a function of a list of inputs, which says so."""
+
+    def call(inputs: list[Any]) -> Any:
+        return run(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _opened() -> dict[Any, Callable[..., Any]]:

@@ -62,7 +62,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
         log.info("graph is made functional first: %s", reason)
     try:
         written = with_library_attention(module)
-        return through_aot(written, example_inputs, lambda graph, kind: _add(graph, kind, chosen), chosen.build)
+        return through_aot(written, example_inputs, lambda graph, kind: _add(graph, kind, chosen).boxed, chosen.build)
     except TensorifyScalarRestartAnalysis:
         raise
     except Exception as error:  # what PyTorch can't make functional may still be captured in parts

@@ -111,7 +111,7 @@ class GradientFunction:
             anew = iter(torch.autograd.grad(outs, wanted, gradients, create_graph=True, allow_unused=True))
         return tuple(next(anew) if g is not None and x.requires_grad else None for x, g in zip(inputs, found))
 
-    def _add(self, module: fx.GraphModule, kind: Kind) -> Callable[..., Any]:
+    def _add(self, module: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Any]:
         graph = CompiledGraph(module, kind, f"{self.name}_{kind}", self._options)
         self.graphs.append(graph)
         return partial(_without_autocast, graph)
@@ -152,11 +152,11 @@ def _held(tensor: torch.Tensor) -> Callable[[], Any]:
     return (lambda: tensor) if tensor.is_leaf else weakref.ref(tensor)
 
 
-def _without_autocast(graph: CompiledGraph, *args: Any) -> Any:
+def _without_autocast(graph: CompiledGraph, args: list[Any]) -> Any:
     if torch._C._is_any_autocast_enabled():
         with torch._C._DisableAutocast():
-            return graph(*args)
-    return graph(*args)
+            return graph.boxed(args)
+    return graph.boxed(args)
 
 
 def _stand_ins(mode: FakeTensorMode, recorded: Recorded, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -68,14 +68,18 @@ class CompiledGraph:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        return self._run(*args)
+        return self._run(args)
 
-    def _first_call(self, *args: Any) -> Any:
+    def boxed(self, args: list[Any]) -> Any:
+        """The call with arguments that are its own: the list is emptied, and each is let go when it has been read."""
+        return self._run(args)
+
+    def _first_call(self, args: Sequence[Any]) -> Any:
         with self._lock:
             if self._run == self._first_call:
                 self._run = self._cut(self.module, args)
         with without_onlookers():  # AOTAutograd's first call is under one
-            return self._run(*args)
+            return self._run(args)
 
     def _cut(self, module: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
         """The graph as one compiled part, or as parts around nodes that can't be captured."""
@@ -118,10 +122,10 @@ class CompiledGraph:
             return self._sized_part(SizedGraph(module, sizes), compile_capture)
         capture: Any = capture_graph
         part = Dispatcher(
-            module, compile_capture, name=self.name, capture=capture, require=_require, telling=self.telling
+            module, compile_capture, name=self.name, capture=capture, require=_require, telling=self.telling, owns=True
         )
         self.parts.append(part)
-        return lambda *args: part(args, {})
+        return lambda args: part(args, {})
 
     def _sized_part(self, graph: SizedGraph, compile_capture: Callable[[Capture], Executable]) -> Callable[..., Any]:
         """A graph with symbolic sizes, compiled for ranges of them where that can be, else for each size."""
@@ -139,7 +143,7 @@ class CompiledGraph:
         self.parts.append(part)
         kept = sizes.kept
 
-        def call(*args: Any) -> Any:
+        def call(args: Sequence[Any]) -> Any:
             given = tuple([args[k] for k in kept])
             result = part(given, {})
             return result if together is None else together(result, *given)
@@ -169,7 +173,8 @@ class CompiledGraph:
         texts = []
         for plan in plans:
             if plan.executable is not None and plan.capture is not None:
-                texts.append(explain_program(plan.executable.program, [*plan.capture.notes, *self._cut_notes()]))
+                notes = [*plan.capture.notes, *self._cut_notes()]
+                texts.append(explain_program(plan.executable.program, notes, owned=self.kind == "backward"))
             else:
                 texts.append(f"{self.name} runs as written: {plan.reason}\n")
         closed = dict.fromkeys(reason for part in self.parts for reason in part.closed)
@@ -189,7 +194,7 @@ class CompiledGraph:
             program = _compile(capture, self.options.build).program
         except Exception as error:  # its first call compiles it in parts
             return f"{self.name} is not compiled in one piece: {error}\n"
-        return explain_program(program, capture.notes)
+        return explain_program(program, capture.notes, owned=self.kind == "backward")
 
     def _cut_notes(self) -> list[str]:
         return [f"runs through torch between compiled parts: {cut}" for cut in self.cuts]
@@ -222,10 +227,10 @@ class _Later(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         if self._run is None:
             self._run = self._owner._cut(self._graph[0], args)
-        return self._run(*args)
+        return self._run(args)
 
 
-def _call_module(module: torch.nn.Module, *args: Any) -> Any:
+def _call_module(module: torch.nn.Module, args: Sequence[Any]) -> Any:
     return module(*args)
 
 

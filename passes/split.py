@@ -132,7 +132,7 @@ def _at_once(r: Rewriter) -> Outcome:
         return None
     kept = [a for a in range(parts.type.rank) if a not in inner.attributes.axes]
     axes = sorted((*inner.attributes.axes, *(kept[a] for a in r.op.attributes.axes)))
-    if prod(parts.type.static_shape[a] for a in axes) > PART_ELEMENTS or r.op.result.type.most < NARROW:
+    if prod(parts.type.static_shape[a] for a in axes) > PART_ELEMENTS or r.op.result.type.most < FEWEST_COLUMNS:
         return None
     return r.reduce(r.op.name, parts, axes, dtype=r.op.attributes.dtype)
 

@@ -93,6 +93,7 @@ class Dispatcher(Planner):
     # Finding a plan
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple(args)  # the first call of a plan may run twice
         if self._counting is not None:
             result = self._counting.counted(args, kwargs)
             if result is not MISS:

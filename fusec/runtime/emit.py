@@ -20,6 +20,7 @@ from fusec.runtime.arrays import Arrays, bytes_spanned
 from fusec.runtime.calls import first_checked
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
 from fusec.runtime.in_place import calls_in_place
+from fusec.runtime.lifetimes import Lifetimes, reads_and_writes
 from fusec.runtime.memory import ALIGNMENT, DEVICE_ALIGNMENT, POOL, POOLED_BYTES, ArenaPlan, plan_arena, size_class
 from fusec.runtime.program import Call, Launch, Pack, Program, Step, root_of
 
@@ -49,7 +50,7 @@ class Parts:
 
     weights: input slots whose arrays are fixed. packed: packed slots whose memory is fixed (a byte array each).
     row: launches several kernels at once, where the device (number ``device``) can. chain: runs several kernels as
-    one call, on a CPU.
+    one call, on a CPU. whole: rows are not cut.
     """
 
     kernel: KernelLookup
@@ -60,19 +61,7 @@ class Parts:
     row: RowMaker | None = None
     device: int = 0
     chain: ChainMaker | None = None
-
-
-def reads_and_writes(program: Program, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The slots that a step reads, and those that it writes."""
-    match step:
-        case Launch():
-            kernel = next(k for k in program.kernels if k.name == step.kernel)
-            split = len(step.arguments) - kernel.outputs
-            return step.arguments[:split], step.arguments[split:]
-        case Pack():
-            return step.arguments[:-1], step.arguments[-1:]
-        case Call():
-            return step.arguments, step.results
+    whole: bool = False
 
 
 class ProgramWriter:
@@ -80,7 +69,8 @@ class ProgramWriter:
 
     ``inputs[k]`` is the variable of graph input ``k``. After :meth:`write`, ``results`` are the variables of the
     graph's outputs, and the first ``before_writes`` lines those that leave every input as it is. ``mark`` puts more
-    around the lines of each step; kernels are then launched one by one.
+    around the lines of each step; kernels are then launched one by one. owned: input slots that nothing but their
+    variables holds.
     """
 
     def __init__(
@@ -91,6 +81,7 @@ class ProgramWriter:
         scope: Scope,
         inputs: Sequence[str],
         mark: Mark | None = None,
+        owned: frozenset[int] = frozenset(),
     ) -> None:
         self.lines: list[str] = []
         self.results: list[str] = []
@@ -106,9 +97,11 @@ class ProgramWriter:
             self._variables[slot] = variable
         for slot, weight in parts.weights.items():
             self._variables[slot] = scope.bind(weight, f"w_{program.slots[slot].name}")
-        self._as_arrays = self._slots_seen_as_arrays()
         self._in_place = calls_in_place(program)
         self._sizes = {kernel.name: kernel.sizes for kernel in program.kernels}
+        self._lifetimes = Lifetimes(program, owned)
+        self._blocks: dict[int, str] = {}
+        self._cuts = self._are_rows_cut()
 
     def write(self) -> ProgramWriter:
         self._read_sizes()
@@ -121,17 +114,41 @@ class ProgramWriter:
             self._write_packings(
                 [s for s in steps if isinstance(s, Pack) and self._is_cached(s)]
             )  # so they part no launches
-            others = [s for s in steps if not (isinstance(s, Pack) and self._is_cached(s))]
-            for together, row in groupby(others, self._goes_with_others):
-                if together:
-                    self._write_together(list(row))
-                else:
-                    for step in row:
-                        self._write_step(step)
+            for together, row in self._rows():
+                for part in self._lifetimes.cut(row) if self._cuts and together else [row]:
+                    if together:
+                        self._write_together([steps[number] for number in part])
+                    else:
+                        self._write_step(steps[part[0]])
+                    self._release(part)
         self._write_results()
         if self.before_writes is None:
             self.before_writes = len(self.lines)
         return self
+
+    def _rows(self) -> list[tuple[bool, list[int]]]:
+        """The numbers of steps that are launched together, where the first is true, or of one that is not."""
+        steps = self._program.steps
+        others = [k for k, s in enumerate(steps) if not (isinstance(s, Pack) and self._is_cached(s))]
+        found: list[tuple[bool, list[int]]] = []
+        for together, members in groupby(others, lambda number: self._goes_with_others(steps[number])):
+            row = list(members)
+            found += [(True, row)] if together else [(False, [number]) for number in row]
+        return found
+
+    def _are_rows_cut(self) -> bool:
+        if self._parts.row is None or self._parts.whole or self._mark is not None:
+            return False
+        return self._lifetimes.better_cut([row for _, row in self._rows()])
+
+    def _release(self, row: Sequence[int]) -> None:
+        """Lets go of what is not needed after these steps."""
+        released = set(self._lifetimes.released(row))
+        held = [v for slot, v in self._variables.items() if root_of(self._program, slot)[0] in released]
+        held += [block for slot, block in self._blocks.items() if slot in released]
+        held = [v for v in dict.fromkeys(held) if v.isidentifier() and v != "None"]
+        if held:
+            self.lines.append(" = ".join((*held, "None")))
 
     def _note_write(self) -> None:
         """From here on an input may be changed."""
@@ -192,27 +209,14 @@ class ProgramWriter:
 
     # What needs an array object, what only memory
 
-    def _slots_seen_as_arrays(self) -> set[int]:
-        """Roots that leave the program or go to the library: the arena is not for those."""
-        seen = {root_of(self._program, slot)[0] for slot in self._program.outputs}
-        for step in self._program.steps:
-            if isinstance(step, Call):
-                seen |= {root_of(self._program, slot)[0] for slot in step.arguments}
-        return seen
-
     def _write_scratch(self) -> None:
         """One block for all scratch that only kernels see; laid out at the call where sizes are known only then."""
         program = self._program
-        lives: dict[int, tuple[int, int]] = {}
-        for number, step in enumerate(program.steps):
-            reads, writes = reads_and_writes(program, step)
-            for slot in (*reads, *writes):
-                root, _ = root_of(program, slot)
-                if program.slots[root].kind == "workspace" and root not in self._as_arrays:
-                    lives[root] = (lives.get(root, (number, number))[0], number)
-        if not lives:
+        inner, lives = self._lifetimes.inner, self._lifetimes.spans
+        apart = self._lifetimes.apart(inner) if self._cuts else frozenset[int]()
+        roots = [slot for slot in lives if slot in inner and slot not in apart]
+        if not roots:
             return
-        roots = list(lives)
         sizes = [bytes_spanned(s.type, s.strides) for s in (program.slots[root] for root in roots)]
         device = program.slots[roots[0]].type.device
         if not all(isinstance(size, int) for size in sizes):
@@ -349,6 +353,7 @@ class ProgramWriter:
             variable = self._name(slot)
             self.lines.append(f"{variable} = {self._arrays.contiguous(self._scope, f'{made}[{position}]')}")
             self._variables[slot] = variable
+        self.lines.append(f"{made} = None")
 
     def _call_of(self, step: Call) -> str:
         """The function of a call; what it gives at first is looked at where stand-ins told what it would be."""
@@ -397,6 +402,7 @@ class ProgramWriter:
         if most(nbytes) >= POOLED_BYTES and record.type.device == "cpu":
             block, address = self._take(nbytes)
             self._addresses[slot] = Address(address)
+            self._blocks[slot] = block
             made = self._arrays.over_block(self._scope, record.type, record.strides, block)
         else:
             made = self._arrays.allocate(self._scope, record.type, record.strides)

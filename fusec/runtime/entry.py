@@ -161,8 +161,12 @@ def compiled_entry(
     eager: Callable[..., Any],
     again: Callable[..., Any],
     opening: Opening | None = None,
+    *,
+    owns: bool = False,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
+
+    owns: arguments that come as a list are the entry's, which empties it, and lets go of each when it has been read.
 
     ``opening`` holds the shapes of the leaves where some extents are symbolic; integers of ``spec`` may be.
 
@@ -183,13 +187,15 @@ def compiled_entry(
     mutated = [port.mutates for port in executable.program.output_ports if port.mutates is not None]
     given = [inputs[k] for k in among]
     writer.lines += _clashes(arrays, scope, given, [among.index(k) for k in mutated], eager, fixed=opening is None)
-    written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
+    written = executable.write(scope, [inputs[k] for k in executable.free_inputs], owned=owns)
     result = _plain_result(capture.rebuild, written.results)
     if result is None:
         result = f"{scope.bind(capture.rebuild, 'rebuild')}([{', '.join(written.results)}])"
     watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
     rebuild = scope.bind(capture.rebuild, "rebuild")
     writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched})")
+    if owns:
+        writer.lines.append(f"if type(args) is {scope.bind(list, 'list')}: args.clear()")
     lines = [*writer.lines, *_attempted(executable, scope, written, f"return {result}", again)]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
 

@@ -76,9 +76,18 @@ class Executable:
         return tuple(k for k in range(len(self.program.inputs)) if k not in self.fixed)
 
     def write(
-        self, scope: Scope, inputs: Sequence[str], mark: Mark | None = None, arrays: Arrays | None = None
+        self,
+        scope: Scope,
+        inputs: Sequence[str],
+        mark: Mark | None = None,
+        arrays: Arrays | None = None,
+        *,
+        owned: bool = False,
     ) -> ProgramWriter:
-        """The lines of the program, for code in which these variables hold the free inputs."""
+        """The lines of the program, for code in which these variables hold the free inputs.
+
+        owned: nothing else holds them, and they are let go when they have been read.
+        """
         variables = dict(zip(self.free_inputs, inputs, strict=True))
         parts = Parts(
             self._kernel,
@@ -89,9 +98,11 @@ class Executable:
             self._row_maker(mark is None),
             self.device or 0,
             self._chain_maker() if self.device is None else None,
+            self.graph,
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
-        return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark).write()
+        free = frozenset(self.program.inputs[k] for k in self.free_inputs if owned)
+        return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark, free).write()
 
     @cached_property
     def device(self) -> int | None:

@@ -63,7 +63,13 @@ class HostExecutable(Executable):
         return load_arrays("numpy")
 
     def write(
-        self, scope: Scope, inputs: Sequence[str], mark: Mark | None = None, arrays: Arrays | None = None
+        self,
+        scope: Scope,
+        inputs: Sequence[str],
+        mark: Mark | None = None,
+        arrays: Arrays | None = None,
+        *,
+        owned: bool = False,
     ) -> ProgramWriter:
         """One call of :meth:`run`, in the form of a program's lines."""
         run = scope.bind(self.run, f"run_{self.program.name}")

@@ -49,7 +49,7 @@ class PlanOptions(TypedDict, total=False):
 
     openings: which ranges of extents are tried. static: names of parameters that are weights. device: the GPU that the
     function is captured for, where its tensors are not there. differentiate: makes what serves calls that need a
-    gradient; without, they run as written.
+    gradient; without, they run as written. owns: arguments that come as a list are the call's to let go.
     """
 
     fallback: Fallback
@@ -62,6 +62,7 @@ class PlanOptions(TypedDict, total=False):
     telling: Telling | None
     device: str | None
     differentiate: Differentiate | None
+    owns: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,6 +55,7 @@ class Planner:
         self.telling = options.get("telling") or Telling()
         self.device = options.get("device")
         self.differentiate = options.get("differentiate")
+        self.owns = options.get("owns", False)
         self.closed: list[str] = []
         self.eager_calls: Counter[str] = Counter()
         self._capture_function = options.get("capture")
@@ -112,7 +113,7 @@ class Planner:
             executable = self.compile(capture)
             self.require(arrays, leaves)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again)
+            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, owns=self.owns)
             return Plan(entry, capture, executable)
         except SetupError:
             raise
@@ -346,6 +347,8 @@ class Planner:
 
         What it does not raise is a mistake of ours.
         """
+        if self.owns and not args:  # they were let go
+            raise error
         result = self.function(*args, **kwargs)
         self._note_mistake(error)
         return result
