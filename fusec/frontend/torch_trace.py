@@ -43,6 +43,7 @@ from fusec.frontend.torch_fake import (
     strided_steps,
     tensors_in,
 )
+from fusec.frontend.torch_foreach import element_by_element
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
@@ -184,6 +185,11 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if drawn is not None:
             with self:
                 return drawn()
+        each = element_by_element(func, args, kwargs)
+        if each is not None:
+            self._check_dtypes(func, args, kwargs)
+            with self:
+                return each()
         wide = widened(func, args, kwargs)
         if wide is not None:
             self._check_dtypes(func, args, kwargs)
