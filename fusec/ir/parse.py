@@ -24,6 +24,9 @@ _DEVICE = re.compile(r"@[A-Za-z_]\w*(?::\d+)?")
 _VALUE_NAME = re.compile(r'%(?:([A-Za-z_][A-Za-z0-9_.]*)|"((?:[^"\\\n]|\\.)*)")')
 _ROLES: tuple[str, ...] = get_args(InputRole)
 
+_VERSION = "IR text is read by the version of fusec that wrote it"
+"""What is said of names that are not known."""
+
 
 def parse(text: str) -> Graph:
     """The graph of a text that ``str`` of a graph writes; ``str(parse(str(g))) == str(g)``.
@@ -261,7 +264,7 @@ class _Body:
         name = scanner.word("an op, or 'return'")
         if name not in OPS:
             near = get_close_matches(name, OPS, 1)
-            raise scanner.error(f"no op '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""), start)
+            raise scanner.error(f"no op '{name}'; " + (f"did you mean '{near[0]}'?" if near else _VERSION), start)
         operands = self.operands()
         definition = OPS[name]
         if definition.attributes is FusedAttributes:
@@ -359,7 +362,7 @@ class _Body:
             key = self.scanner.word("an attribute")
             if key in seen or (key not in readers and key not in pairs):
                 known = ", ".join([*pairs, *readers]) or "none"
-                what = "is given twice" if key in seen else f"is not known here; known: {known}"
+                what = "is given twice" if key in seen else f"is not known here; known: {known}; {_VERSION}"
                 raise self.scanner.error(f"attribute '{key}' {what}", start)
             seen.add(key)
             self.scanner.expect("=")
