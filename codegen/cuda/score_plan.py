@@ -132,9 +132,9 @@ class ScorePlan:
             if value is not score and isinstance(value, Apply):
                 scalars = self._scalars(known, symbols, [value])
                 line(f"const float changed = {bare(scalars.value(value))};")
-                kept = Buffer("changed", f32, (), (), "tile")
-                known[kept] = "changed"
-                score = rewrite(score, lambda n: Load(kept, ()) if n is value else None)
+                changed = Buffer("changed", f32, (), (), "tile")
+                known[changed] = "changed"
+                score = rewrite(score, lambda n: Load(changed, ()) if n is value else None)
             text = self._scalars(known, symbols, [score]).value(score)
             if loop.scale != self.scale:
                 text = f"{text} * {literal(loop.scale / self.scale, f32)}"
@@ -165,8 +165,8 @@ def _is_made(e: ScalarExpr) -> bool:
 def _guarded(score: ScalarExpr) -> ScalarExpr:
     """What a mask leaves of a score: computed before the mask is looked at, which takes no branch."""
     while isinstance(score, Apply) and score.op == "select":
-        kept = [a for a in score.args[1:] if not (isinstance(a, Const) and a.value == -inf)]
-        if len(kept) != 1:
+        unmasked = [a for a in score.args[1:] if not (isinstance(a, Const) and a.value == -inf)]
+        if len(unmasked) != 1:
             return score
-        (score,) = kept
+        (score,) = unmasked
     return score

@@ -431,8 +431,8 @@ class TracedArray(Reductions):
                 self.tracer.reshape(value, (*shape[:along], extent * int(repeats), *shape[along + 2 :]))
             )
         counts = np.asarray(repeats)
-        places = np.repeat(np.arange(extent), counts)
-        value = self.tracer.operand(places, i64)
+        positions = np.repeat(np.arange(extent), counts)
+        value = self.tracer.operand(positions, i64)
         return self.tracer.fresh(self.tracer.emit("gather", source.value, value, attributes=GatherAttributes(along)))
 
     # Arithmetic

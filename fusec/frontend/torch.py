@@ -289,7 +289,7 @@ def _added_tensors(table: Table, copy: Table) -> list[Any]:
     if isinstance(table, dict) and isinstance(copy, dict):
         return [key for key, value in table.items() if is_tensor(value) and copy.get(key) is not value]
     known = {id(value) for value in copy}
-    return [place for place, value in enumerate(table) if is_tensor(value) and id(value) not in known]
+    return [position for position, value in enumerate(table) if is_tensor(value) and id(value) not in known]
 
 
 def _location(f: Callable[..., Any]) -> Location | None:

@@ -19,17 +19,17 @@ def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_c
     """``(1 - t) * x[floor(p)] + t * x[floor(p) + 1]`` along each axis, positions and sums in f32."""
     if not e.out.dtype.is_float or e.out.dtype.bits > 32 or 0 in (*extents(input), *e.out.static_shape):
         raise Declined("of integers, of float64, or of empty tensors")
-    places = input.type.rank - 2
+    rank = input.type.rank - 2
     listed = [s for scale in given for s in (scale if isinstance(scale, Sequence) else [scale])]
     if e.is_on_cpu(input.type):
         raise Declined("the library's kernel goes axis by axis")
     if all(s is None for s in listed):
-        listed = [None] * places
-    if len(listed) != places or any(s is not None and not isinstance(s, float) for s in listed):
+        listed = [None] * rank
+    if len(listed) != rank or any(s is not None and not isinstance(s, float) for s in listed):
         raise Declined("by scales of another form")
     scales = [s if isinstance(s, float) else None for s in listed]
     image = e.channels_last(e.cast(input, f32))
-    for axis in reversed(range(places)):
+    for axis in reversed(range(rank)):
         image = _along(e, image, axis + 1, e.out.static_shape[axis + 2], align_corners, scales[axis])
     return e.rounded(e.channels_first(image), e.out.dtype)
 

@@ -290,8 +290,8 @@ def row_stores(
     stores: list[Store] = []
     for value, element in values:
         if value is not None:
-            kept = value.type.rank == len(e.row)
-            at = [i for a, i in enumerate(e.row) if kept or a != match.axis]
+            has_axis = value.type.rank == len(e.row)
+            at = [i for a, i in enumerate(e.row) if has_axis or a != match.axis]
             stores.append(Store((rows,), context.buffers[value], tuple(substitute(i, shift) for i in at), element))
     return stores
 

@@ -117,8 +117,8 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
     of_row = tuple(0 if a == parts.axis else i for a, i in enumerate(weights_at))
     if parts.sink is not None:
         sink = inliner.at(parts.sink, broadcast_index(of_row, parts.sink.type.shape))
-    places = point, query_axis, value_axis, key, depth, query_side, of_row
-    return Elements(query_element, key_element, value, score, raw, *places, sink)
+    of_points = point, query_axis, value_axis, key, depth, query_side, of_row
+    return Elements(query_element, key_element, value, score, raw, *of_points, sink)
 
 
 def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscripts) -> tuple[ScalarExpr, Subscripts]:
