@@ -5,6 +5,7 @@ Norms of half types with f32 weights are computed in f32, of which PyTorch's fak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -115,6 +116,31 @@ def native_attention(
     return result, shares.mean(1) if average_attn_weights else shares
 
 
+def rms_norm_gradient(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """``_fused_rms_norm_backward``, with the mean of a row divided and not each of its elements."""
+    wide = torch.float64 if input.dtype is torch.float64 else torch.float32
+    outer, inner = input.dim() - len(normalized_shape), len(normalized_shape)
+    g, r = gradient.to(wide), rstd.to(wide).reshape(*input.shape[:outer], *(1 for _ in range(inner)))
+    h = input.to(wide) * r
+    of_input = of_weight = None
+    if output_mask[0]:
+        scaled = g if weight is None else g * weight.to(wide)
+        axes = tuple(range(outer, outer + inner))
+        mean = (scaled * h).sum(axes, keepdim=True) / max(math.prod(normalized_shape), 1)
+        of_input = ((scaled - h * mean) * r).to(input.dtype)
+    if output_mask[1] and weight is not None:
+        product = g * h
+        of_weight = (product.sum(tuple(range(outer))) if outer else product).to(input.dtype)
+    return of_input, of_weight
+
+
 def encoder_layer(
     src: torch.Tensor,
     embed_dim: int,
@@ -160,5 +186,6 @@ def encoder_layer(
 OPENED: Mapping[str, Callable[..., Any]] = {
     "_native_multi_head_attention": native_attention,
     "_transformer_encoder_layer_fwd": encoder_layer,
+    "_fused_rms_norm_backward": rms_norm_gradient,
 }
-"""Calls for which PyTorch has no decomposition, and ours."""
+"""Calls for which PyTorch has no decomposition, or one that costs more, and ours."""

@@ -152,3 +152,34 @@ def test_the_same_array_twice_is_the_same_object() -> None:
         torch.testing.assert_close(jitted(x, y), which(a, b))
         assert torch.equal(x, a)
     assert not jitted.dispatcher.eager_calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (2, 3, 12), (12,)])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_s_gradient(shape: tuple[int, ...], weighted: bool, dtype: torch.dtype) -> None:
+    """The call that GPUs make; of a row the mean is divided, not each element."""
+    torch.manual_seed(0)
+    x, g = (torch.randn(shape).to(dtype) for _ in range(2))
+    w = torch.randn(12).to(dtype) if weighted else None
+    rstd = (x.float().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    call = torch.ops.aten._fused_rms_norm_backward.default
+
+    def gradients(g: Any, x: Any, rstd: Any, w: Any) -> Any:
+        return call(g, x, [12], rstd, w, [True, w is not None])
+
+    jitted: Any = fusec.jit(gradients)
+    found = jitted(g, x, rstd, w)
+    assert not jitted.dispatcher.eager_calls
+    leaf = x.double().requires_grad_()
+    weight = None if w is None else w.double().requires_grad_()
+    exact = torch.nn.functional.rms_norm(leaf, (12,), weight, 1e-6)
+    wanted = torch.autograd.grad(exact, [leaf] if weight is None else [leaf, weight], g.double())
+    limit = 2e-6 if dtype is torch.float32 else 1e-2
+    for a, b in zip(found, wanted):
+        assert a.dtype is dtype
+        assert (a - b).abs().max() <= limit * max(1.0, float(b.abs().max()))
+    assert (found[1] is None) is (w is None)
+    graph = fusec.trace(gradients, g, x, rstd, w)
+    divided = [op.result.type.size for op in graph.ops if op.name == "div"]
+    assert divided == [x.numel() // 12]
