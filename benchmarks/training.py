@@ -4,7 +4,8 @@ against eager, torch.compile's own backend and the library.
 ``python -m benchmarks.training [--only NAME,...] [--rounds N] [--profile] [--out FILE]``. Peers are called in turn in
 one process, the L2 cache holds other memory before each call, and the median of the times on the device is shown, which
 is busy before each call, so that the host runs ahead as it does in a loop of steps. What a call costs the host (Python,
-autograd, launches) stands in a column of its own.
+autograd, launches) stands in a column of its own. Errors are those of the worst gradient, by its norm, from the
+gradients of the same work in float32.
 ``--profile`` prints the kernels of fusec's call by time.
 """
 
@@ -17,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +87,35 @@ def measure(step: Step, rounds: int, clock: Clock, profile: bool) -> dict[str, A
             times[name].append(clock.once(call, AHEAD))
     row |= {f"host {name}": clock.host(call, 5) * 1e3 for name, call in calls.items()}
     row |= {name: statistics.median(values) * 1e3 for name, values in times.items()}
-    if {"fusec", "eager"} <= first.keys():
-        row["apart"] = max(map(apart, first["fusec"], first["eager"]))
+    exact = reference(step, args, gradient)
+    if exact is not None:
+        row |= {f"error {name}": max(map(error, found, exact)) for name, found in first.items()}
     if profile and "fusec" in calls:
         tell_kernels(step, calls["fusec"])
     return row
 
 
-def apart(mine: Any, eager: Any) -> float:
-    """The largest difference of a gradient, in parts of eager's largest element."""
-    largest = eager.abs().max().float()
-    return float((mine.float() - eager.float()).abs().max() / largest) if largest > 0 else float(mine.abs().max())
+def reference(step: Step, args: tuple[Any, ...], gradient: Any) -> list[Any] | None:
+    """The gradients of the same work in float32; None where memory does not hold it."""
+    wide = [x.detach().float().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in args]
+    function = copy.deepcopy(step.function)
+    if isinstance(function, nn.Module):
+        function.float()
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        found = call_of(replace(step, optimizer=False), function, tuple(wide), gradient.float())()
+        return [x.cpu() for x in found]
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+def error(found: Any, exact: Any) -> float:
+    """The norm of a gradient's error, in parts of its own norm."""
+    exact = exact.to(found.device)
+    return float((found.float() - exact).norm() / exact.norm())
 
 
 def peak(call: Callable[[], Any]) -> float:
@@ -126,10 +146,8 @@ def line(step: Step, row: dict[str, Any], copied: float) -> str:
     cells = [f"{row[n]:.3f}" if n in row else "–" for n in NAMES]
     memory = ", ".join(f"{row[f'peak {n}']:.0f}" if f"peak {n}" in row else "–" for n in ("fusec", "torch.compile"))
     host = ", ".join(f"{row[f'host {n}']:.2f}" if f"host {n}" in row else "–" for n in NAMES[:3])
-    return (
-        f"| {step.name} | {' | '.join(cells)} | {best / mine:.2f} | {reached} | {host} | {memory} "
-        f"| {row.get('apart', float('nan')):.1e} |"
-    )
+    errors = ", ".join(f"{row[f'error {n}']:.1e}" if f"error {n}" in row else "–" for n in ("fusec", "eager"))
+    return f"| {step.name} | {' | '.join(cells)} | {best / mine:.2f} | {reached} | {host} | {memory} | {errors} |"
 
 
 def main() -> None:
@@ -142,7 +160,8 @@ def main() -> None:
     names = set(filter(None, given.only.split(",")))
     clock = Clock()
     copied = copy_bandwidth(clock)
-    others = ("best ÷ fusec", "fusec reaches", "host ms: fusec, eager, compile", "peak MiB: fusec, compile", "apart")
+    others = ("best ÷ fusec", "fusec reaches", "host ms: fusec, eager, compile", "peak MiB: fusec, compile")
+    others = (*others, "error: fusec, eager")
     columns = ("forward and backward", *(f"{n}, ms" for n in NAMES), *others)
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     notes: list[str] = []
