@@ -1,11 +1,11 @@
 """Means and variances of columns on a GPU: what is read once for both.
 
 ``sum((x - mean)²)`` needs the mean, so an image with its channels last would be read twice before it is normalised. Of
-parts of it, sums of ``x``, ``d`` and ``d²`` need nothing but the part, where ``d`` is from the median of three places:
+parts of it, sums of ``x``, ``d`` and ``d²`` need nothing but the part, where ``d`` is from the median of three pixels:
 
     sum((x - b)²) = Σ (sum(d²) - sum(d)²/n + n (m - b)²)
 
-for any ``b`` and parts of ``n`` places and mean ``m``. ``sum(d²)`` is 1.4 times what is left
+for any ``b`` and parts of ``n`` pixels and mean ``m``. ``sum(d²)`` is 1.4 times what is left
 of it on average, also of data far from 0 and beside a few that are far from the others, so that no digits are lost.
 """
 
@@ -22,16 +22,17 @@ from fusec.passes.groups.grow import is_cheap
 from fusec.passes.outputs import input_strides
 from fusec.passes.reduced_axes import Moved, Order, order_of
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+from fusec.passes.squares import squared_difference
 from fusec.tile.views import under_views
 
 FEWEST = 1 << 19
 """Elements below which a kernel for rows, which reads lines of them, is sooner done than three kernels that start one
 after another: a group norm of 2×320×64² takes 54 µs as one on an H200, 14 as three."""
 
-MOST_PLACES = 1 << 12
-"""Places of a part that one block reads."""
+MOST_PIXELS = 1 << 12
+"""Pixels of a part that one block reads."""
 
-FEWEST_PLACES = 1 << 6
+FEWEST_PIXELS = 1 << 6
 """Fewer would leave as much to put together as there was."""
 
 _COLUMNS = 64
@@ -57,11 +58,10 @@ def moments_of_parts(graph: Graph, sms: int, fewest: int = FEWEST) -> Graph:
             return None
         x, around = r.operands[0], None
         if found.pop(r.op.result.name):  # what it becomes has its name
-            square = r.producer(x, "mul")
-            centred = r.producer(square.operands[0], "sub") if square else None
-            if centred is None:
+            difference = squared_difference(r.op, r.producer)
+            if difference is None:
                 return None
-            x, around = centred.operands
+            x, around = difference.operands
         assert isinstance(r.op.attributes, ReduceAttributes)
         order = order_of(x, r.op.attributes.axes, producers, strides, fewest)
         if order is None or max(order.first) - min(order.first) >= len(order.first):
@@ -76,11 +76,8 @@ def _sums(graph: Graph, producers: Mapping[Value, Op]) -> dict[str, bool]:
     """By name the sums that means are made of, and (True) the sums of squares around them."""
     found: dict[str, bool] = {}
     for op in graph.ops:
-        square = producers.get(op.operands[0]) if op.name == "reduce_sum" else None
-        if square is None or square.name != "mul" or square.operands[0] is not square.operands[1]:
-            continue
-        centred = producers.get(square.operands[0])
-        if centred is None or centred.name != "sub" or centred.operands[0].type != square.result.type:
+        centred = squared_difference(op, producers.get)
+        if centred is None or centred.operands[0].type != centred.result.type:
             continue
         mean = producers.get(under_views(centred.operands[1], producers))
         total = producers.get(mean.operands[0]) if mean is not None and mean.name in ("div", "mul") else None
@@ -97,9 +94,9 @@ def _of_parts(
     """The sum of ``x``, or of its squares around a value."""
     whole = Moved(r, producers, x, order).of(x)
     extents, axis = whole.type.static_shape, min(order.first)
-    places, columns = prod(extents[a] for a in order.first), extents[-1]
-    parts = _parts(places, prod(extents[:axis]) * -(-columns // _COLUMNS), sms)
-    count = places // parts
+    pixels, columns = prod(extents[a] for a in order.first), extents[-1]
+    parts = _parts(pixels, prod(extents[:axis]) * -(-columns // _COLUMNS), sms)
+    count = pixels // parts
     apart = r.reshape(whole, (*extents[:axis], parts, count, columns), hint="apart")
     shape = [x.type.static_shape[a] for a in order.left]
     shape.insert(axis, parts)
@@ -136,16 +133,17 @@ def _median(r: Rewriter, values: Sequence[Value]) -> Value:
     return r.emit("maximum", least, r.emit("minimum", most, c), hint="near")
 
 
-def _at(r: Rewriter, value: Value, apart: tuple[int, ...], axis: int, place: int) -> Value:
-    """One place along an axis of a value taken apart. Of what is computed, from that place of what it is made of: a
-    kernel reads this, where else all of it would be in memory. What a matmul gives is in memory when it is rounded."""
+def _at(r: Rewriter, value: Value, apart: tuple[int, ...], axis: int, position: int) -> Value:
+    """One position along an axis of a value taken apart. Of what is computed, from that position of what it is made of:
+    a kernel reads this, where else all of it would be in memory. What a matmul gives is in memory when it is
+    rounded."""
     op = r.producer(value)
     if op is not None and op.definition.kind == "elementwise" and is_cheap(op) and not _rounds_matmul(r, op):
         arrays = [v for v in op.operands if v.type.rank]
         if all(v.type.shape == value.type.shape for v in arrays):
-            made = (_at(r, v, apart, axis, place) if v.type.rank else v for v in op.operands)
+            made = (_at(r, v, apart, axis, position) if v.type.rank else v for v in op.operands)
             return r.emit(op.name, *made, attributes=op.attributes, hint="one")
-    one = SliceAttributes.of_axes(apart, {axis: (place, place + 1)})
+    one = SliceAttributes.of_axes(apart, {axis: (position, position + 1)})
     return r.emit("slice", r.reshape(value, apart), attributes=one, hint="one")
 
 
@@ -159,8 +157,8 @@ def _rounds_matmul(r: Rewriter, op: Op) -> bool:
     return made is not None and made.name == "dot"
 
 
-def _parts(places: int, blocks: int, sms: int) -> int:
-    """Equal parts of so many places: enough to keep the multiprocessors busy where one part would be so many blocks."""
-    wanted = max(-(-_BLOCKS * sms // max(blocks, 1)), -(-places // MOST_PLACES))
-    able = [n for n in range(1, places // FEWEST_PLACES + 1) if places % n == 0] or [1]
+def _parts(pixels: int, blocks: int, sms: int) -> int:
+    """Equal parts of so many pixels: enough to keep the multiprocessors busy where one part would be so many blocks."""
+    wanted = max(-(-_BLOCKS * sms // max(blocks, 1)), -(-pixels // MOST_PIXELS))
+    able = [n for n in range(1, pixels // FEWEST_PIXELS + 1) if pixels % n == 0] or [1]
     return next((n for n in able if n >= wanted), able[-1])

@@ -15,7 +15,7 @@ import fusec
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
-from fusec.passes.moments import FEWEST_PLACES, MOST_PLACES, moments_of_parts
+from fusec.passes.moments import FEWEST_PIXELS, MOST_PIXELS, moments_of_parts
 
 SMS = 4
 LAST = [32 * 144, 1, 12 * 32, 32]
@@ -86,7 +86,7 @@ def test_sums_of_parts_are_made_in_one_pass(name: str, by: str) -> None:
     assert mean == variance
     shape, axes = sums
     places = prod(shape[a] for a in axes)
-    assert FEWEST_PLACES <= places <= MOST_PLACES
+    assert FEWEST_PIXELS <= places <= MOST_PIXELS
     assert shape[-1] == prod(CASES[name][0]) // (places * prod(shape[: axes[0]]))
     x = np.random.default_rng(0).standard_normal(CASES[name][0]) + 1000.0
     compare(graph, x.astype(np.float32))

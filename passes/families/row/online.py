@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusec.ir.nodes import Op, Value
+from fusec.passes.squares import squared_difference
 
 Kind = Literal["exponentials", "squares"]
 Producers = Mapping[Value, Op]
@@ -86,10 +87,7 @@ def _unwidened(value: Value, producers: Producers) -> Value:
 
 
 def _squares(anchor: Op, producers: Producers, needs: Needs) -> Online | None:
-    square = producers.get(_unwidened(anchor.operands[0], producers))
-    if square is None or square.name != "mul" or square.operands[0] is not square.operands[1]:
-        return None
-    centred = producers.get(square.operands[0])
+    centred = squared_difference(anchor, producers.get, _unwidened(anchor.operands[0], producers))
     parent = _parent(centred, "reduce_sum", needs)
     if centred is None or parent is None or not parent.result.type.dtype.is_float:
         return None
