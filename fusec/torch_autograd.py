@@ -19,7 +19,7 @@ from torch import fx
 from fusec import config
 from fusec.build import Options
 from fusec.torch_graphs import Kind, predicted_time
-from fusec.torch_score_spaces import recompute_scores
+from fusec.torch_score_spaces import forms_of_spaces, recompute_scores
 
 log = config.logger("compile")
 Add = Callable[[fx.GraphModule, Kind], Callable[[list[Any]], Any]]
@@ -66,15 +66,27 @@ def _cut(
     """Forward and backward of a joint graph."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
-    marked = fx.GraphModule(joint, copy.deepcopy(joint.graph))
-    spaces = recompute_scores(marked, num_fwd_outputs)
-    saving = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
-    if not spaces:
-        return saving
-    recomputing = cut(marked, inputs, num_fwd_outputs=num_fwd_outputs, **given)
-    times = [_predicted(graphs, options) for graphs in (saving, recomputing)]
-    log.info("%d score spaces: saved %s s predicted, recomputed %s s", spaces, *times)
-    return recomputing if times[1] <= times[0] < inf else saving
+    forms = forms_of_spaces(joint, num_fwd_outputs)
+    choices = [forms] if forms else []
+    choices += [[form] for form in forms] if 1 < len(forms) <= MOST_FORMS else []
+    copies = [fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in choices]
+    best = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    if not choices:
+        return best
+    least = _predicted(best, options)
+    log.info("scores saved: %s s predicted", least)
+    for marked, chosen in zip(copies, choices):
+        recompute_scores(marked, num_fwd_outputs, chosen)
+        made = cut(marked, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+        time = _predicted(made, options)
+        log.info("scores of %s computed again: %s s predicted", chosen, time)
+        if time <= least < inf:
+            best, least = made, time
+    return best
+
+
+MOST_FORMS = 3
+"""Forms of score spaces up to which each is tried alone, too."""
 
 
 def _predicted(graphs: tuple[fx.GraphModule, fx.GraphModule], options: Options) -> float:

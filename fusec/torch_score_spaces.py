@@ -10,7 +10,7 @@ scores' size, maps, and products that consume them by rows and by columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -28,34 +28,46 @@ from fusec.torch_nodes import (
     readers,
     size_of,
     tensor_of,
+    value_of,
 )
 from fusec.torch_softmaxes import open_softmax
 
 LARGE = 2
 """How many times larger than its operands a product is that begins a score space."""
+WIDEST = 256
+"""Elements that such a product contracts: a block of longer rows is not held where scores are computed."""
+
+Form = tuple[tuple[int, ...], ...]
+"""The shapes of a score space's first product and of its operands. Spaces of one form are computed again together."""
 
 
 @dataclass
 class _Space:
     """``nodes``: what lies on the space. ``consumers``: the forward's products that contract it."""
 
+    form: Form
     nodes: set[fx.Node] = field(default_factory=set)
     consumers: set[fx.Node] = field(default_factory=set)
     softmaxes: list[fx.Node] = field(default_factory=list)
 
 
-def recompute_scores(joint: fx.GraphModule, results: int) -> int:
-    """Marks what lies on the score spaces of a joint graph, and opens their softmaxes; gives their number.
+def forms_of_spaces(joint: fx.GraphModule, results: int) -> list[Form]:
+    """The forms of a joint graph's score spaces. ``results``: how many outputs are the forward's.
 
-    ``results``: how many outputs are the forward's. PyTorch's partitioners honour the marks. A graph that holds marks
-    of the user's own (``torch.utils.checkpoint``) stays as it is.
+    None of a graph that holds marks of the user's own (``torch.utils.checkpoint``).
     """
-    nodes = joint.graph.nodes
-    if any("recompute" in node.meta for node in nodes):
-        return 0
-    found = _find(joint.graph, results)
+    if any("recompute" in node.meta for node in joint.graph.nodes):
+        return []
+    return list(dict.fromkeys(space.form for space in _find(joint.graph, results)))
+
+
+def recompute_scores(joint: fx.GraphModule, results: int, forms: Collection[Form]) -> None:
+    """Marks what lies on the score spaces of these forms, and opens their softmaxes.
+
+    PyTorch's partitioners honour the marks.
+    """
     forward = ancestors(outputs_of(joint.graph)[:results])
-    for space in found:
+    for space in [space for space in _find(joint.graph, results) if space.form in forms]:
         for reader in (reader for node in space.nodes for reader in node.users):
             if _is_statistic(reader):
                 reader.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -64,10 +76,8 @@ def recompute_scores(joint: fx.GraphModule, results: int) -> int:
             space.nodes |= open_softmax(joint.graph, softmax, forward)
         for node in space.nodes:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    if found:
-        joint.graph.eliminate_dead_code()
-        joint.recompile()
-    return len(found)
+    joint.graph.eliminate_dead_code()
+    joint.recompile()
 
 
 # Finding
@@ -97,12 +107,12 @@ def _begins(node: fx.Node) -> bool:
     if None in sizes or len(sizes) < 2:
         return False
     made, *read = (size for size in sizes if size is not None)
-    return made >= LARGE * sum(read)
+    return made >= LARGE * sum(read) and value_of(node.all_input_nodes[0]).shape[-1] <= WIDEST
 
 
 def _space(start: fx.Node, forward: set[fx.Node], after: set[fx.Node], results: set[fx.Node]) -> _Space | None:
     """What a product's scores lead to; None where something on the way is a result or is no map."""
-    space = _Space()
+    space = _Space(tuple(tuple(value_of(each).shape) for each in (start, *start.all_input_nodes)))
     size, value = size_of(start), tensor_of(start)
     assert size is not None
     assert value is not None

@@ -35,7 +35,8 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
     def always(options: Any, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any) -> Any:
-        spaces = torch_autograd.recompute_scores(joint, num_fwd_outputs)
+        spaces = torch_autograd.forms_of_spaces(joint, num_fwd_outputs)
+        torch_autograd.recompute_scores(joint, num_fwd_outputs, spaces)
         made = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
         for node in made[1].graph.nodes:
             if node.op == "placeholder" and "tangents" not in node.name and spaces:
@@ -213,10 +214,9 @@ def test_the_row_sum_is_of_outputs(function: Callable[..., Any], saved: list[Any
     seen: list[Any] = []
     kept = torch_autograd.recompute_scores
 
-    def looking(joint: fx.GraphModule, results: int) -> int:
-        found = kept(joint, results)
+    def looking(joint: fx.GraphModule, *given: Any) -> None:
+        kept(joint, *given)
         seen.extend(node for node in joint.graph.nodes if node.target is torch.ops.aten.sum.dim_IntList)
-        return found
 
     monkeypatch.setattr(torch_autograd, "recompute_scores", looking)
     check(function, *operands())
@@ -350,6 +350,35 @@ def test_the_predicted_time_decides(times: Any, recomputes: bool, monkeypatch: p
         function(*operands())
     assert saved
     assert any(saved) is not recomputes
+
+
+def test_each_form_of_scores_is_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(q: Any, k: Any, v: Any, a: Any, b: Any) -> Any:
+        return plain(q, k, v).sum() + (torch.tanh(a @ b) @ b.mT).sum()
+
+    def held(tensors: list[Any]) -> tuple[bool, bool]:
+        """Whether scores of the attention are among tensors, and those of the other space."""
+        return any(x.numel() == 6 * ROWS * COLUMNS for x in tensors), any(x.numel() == 400 * 400 for x in tensors)
+
+    def predicted(module: fx.GraphModule, options: Any) -> float:
+        times = {(True, True): 4.0, (False, False): 3.0, (False, True): 2.0, (True, False): 5.0}
+        given = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+        return times[held(given)] if any("tangents" in str(node.target) for node in module.graph.nodes) else 0.0
+
+    monkeypatch.setattr(torch_autograd, "predicted_time", predicted)
+    inputs = [*operands(), leaf(400, 8), leaf(8, 400)]
+    function = compiled(two)
+    found = torch.autograd.grad(function(*inputs), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad(two(*inputs), inputs), rtol=1e-3, atol=1e-4)
+    saved: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        saved.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        function(*inputs)
+    assert held(saved) == (False, True)
 
 
 def _same_where_nan(function: Callable[..., Any], *inputs: Any) -> None:
