@@ -215,8 +215,8 @@ def _gpu_machine(name: str) -> GpuTarget:
 
 def _same_locations(built: Built, locations: list[Location]) -> bool:
     """Whether an executable names these lines of the user's source; another function may have the same graph."""
-    fused = (place for report in built.executable.program.reports for _, place in report.fused)
-    return {place for place in fused if place is not None} <= set(locations)
+    fused = (location for report in built.executable.program.reports for _, location in report.fused)
+    return {location for location in fused if location is not None} <= set(locations)
 
 
 def _build(
@@ -404,7 +404,7 @@ def compile_module(program: Program) -> Module:
 def _line_of(program: Program, message: str) -> Location | None:
     """The user's line of the kernel that a message names."""
     named = [r for r in program.reports if re.search(rf"\b{re.escape(r.kernel)}\b", message)]
-    return next((place for report in named for _, place in report.fused if place is not None), None)
+    return next((location for report in named for _, location in report.fused if location is not None), None)
 
 
 def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:

@@ -69,15 +69,15 @@ class GradientFunction:
     def _first_call(self, *inputs: torch.Tensor) -> Sequence[Any]:
         made: Sequence[Any] = self._run(*inputs)
         self._call = self._run
-        place = _place_of_node(made, inputs)
-        if place is not None and not any(inputs[k].requires_grad for k in self._recorded.changed):
-            self._call = partial(self._hooked, place)
-            self._hook(made[place].grad_fn, inputs)
+        number = _number_of_node(made, inputs)
+        if number is not None and not any(inputs[k].requires_grad for k in self._recorded.changed):
+            self._call = partial(self._hooked, number)
+            self._hook(made[number].grad_fn, inputs)
         return made
 
-    def _hooked(self, place: int, *inputs: torch.Tensor) -> Sequence[Any]:
+    def _hooked(self, number: int, *inputs: torch.Tensor) -> Sequence[Any]:
         made: Sequence[Any] = self._run(*inputs)
-        self._hook(made[place].grad_fn, inputs)
+        self._hook(made[number].grad_fn, inputs)
         return made
 
     def _hook(self, node: Any, inputs: Sequence[torch.Tensor]) -> None:
@@ -173,7 +173,7 @@ def _computed(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
         return flat.clone().as_strided(fake.shape, fake.stride(), fake.storage_offset())
 
 
-def _place_of_node(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int | None:
+def _number_of_node(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int | None:
     """Where a result is that the function's node gave. None where some have other nodes: views of what it made.
 
     Inputs and views of them are results without a part of the node.

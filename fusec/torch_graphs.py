@@ -101,8 +101,8 @@ class CompiledGraph:
         tell_fault(self.name, f"{error.node} runs through PyTorch", error)
         log.info("%s: %s runs through PyTorch: %s", self.name, error.node, error)
         names = [node.name for node in module.graph.nodes]
-        place = names.index(error.node)
-        order = {name: (number > place) - (number < place) + 1 for number, name in enumerate(names)}
+        failed = names.index(error.node)
+        order = {name: (number > failed) - (number < failed) + 1 for number, name in enumerate(names)}
         whole: Any = split_module(module, module, lambda node: order[node.name], keep_original_order=True)
         for number in (0, 2):
             part = getattr(whole, f"submod_{number}", None)
@@ -141,10 +141,10 @@ class CompiledGraph:
             telling=self.telling,
         )
         self.parts.append(part)
-        kept = sizes.kept
+        taken = sizes.taken
 
         def call(args: Sequence[Any]) -> Any:
-            given = tuple([args[k] for k in kept])
+            given = tuple([args[k] for k in taken])
             result = part(given, {})
             return result if together is None else together(result, *given)
 

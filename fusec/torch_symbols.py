@@ -33,14 +33,14 @@ class Sizes:
     """How the inputs and results of a graph hang on its symbols.
 
     symbols: each with the range that Dynamo knows, as far as it has ends. read_at: the tensor (among the tensors of the
-    inputs) and the axis that each symbol is read from. kept: the positions of inputs that are no sizes. tensors: which
+    inputs) and the axis that each symbol is read from. taken: the positions of inputs that are no sizes. tensors: which
     of those are tensors. numbers: the sizes among the inputs, by position. shapes, strides: of each tensor. results:
     the sizes among the results, by position.
     """
 
     symbols: tuple[Symbol, ...]
     read_at: Mapping[str, tuple[int, int]]
-    kept: tuple[int, ...]
+    taken: tuple[int, ...]
     tensors: tuple[int, ...]
     numbers: Mapping[int, Index]
     shapes: tuple[tuple[Dim, ...], ...]
@@ -104,7 +104,7 @@ def sizes_of(module: fx.GraphModule) -> Sizes | None:
     for number, tensor in enumerate(tensors):
         reader.tensor(number, tensor)
     sizes = {k: value for k, value in enumerate(noted) if isinstance(value, torch.SymInt)}
-    kept = [k for k in range(len(noted)) if k not in sizes]
+    taken = [k for k in range(len(noted)) if k not in sizes]
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     (given,) = output.args
     results = dict(enumerate(given)) if isinstance(given, tuple | list) else {}
@@ -116,8 +116,8 @@ def sizes_of(module: fx.GraphModule) -> Sizes | None:
     return Sizes(
         tuple(reader.symbols.values()),
         reader.read_at,
-        tuple(kept),
-        tuple(number for number, k in enumerate(kept) if isinstance(noted[k], torch.Tensor)),
+        tuple(taken),
+        tuple(number for number, k in enumerate(taken) if isinstance(noted[k], torch.Tensor)),
         {k: reader.read(value) for k, value in sizes.items()},
         tuple(tuple(map(reader.read, t.shape)) for t in tensors),
         tuple(tuple(map(reader.read, t.stride())) for t in tensors),
@@ -229,17 +229,17 @@ class SizedGraph:
             parts = [read_at[k] if k in read_at else spell(sizes.results[k]) for k in range(len(given))]
             self.together = self._write("together", ("result",), [f"return ({''.join(f'{p}, ' for p in parts)})"])
 
-    def __call__(self, *kept: Any) -> Any:
-        return self.without(self.module(*self.arguments(*kept)))
+    def __call__(self, *taken: Any) -> Any:
+        return self.without(self.module(*self.arguments(*taken)))
 
     def _inputs(self) -> list[str]:
-        count = len(self.sizes.kept) + len(self.sizes.numbers)
-        names = {position: f"a{number}" for number, position in enumerate(self.sizes.kept)}
+        count = len(self.sizes.taken) + len(self.sizes.numbers)
+        names = {position: f"a{number}" for number, position in enumerate(self.sizes.taken)}
         return [names[k] if k in names else spell(self.sizes.numbers[k]) for k in range(count)]
 
     def _write(self, name: str, first: tuple[str, ...], lines: Sequence[str]) -> Callable[..., Any]:
         """A function of the inputs that are no sizes, with the symbols' values at hand."""
-        parameters = [f"a{number}" for number in range(len(self.sizes.kept))]
+        parameters = [f"a{number}" for number in range(len(self.sizes.taken))]
         tensors = [parameters[number] for number in self.sizes.tensors]
         reads = [
             f"{variable_of(s)} = {tensors[tensor]}.shape[{axis}]"

@@ -70,7 +70,7 @@ class GuardWriter:
     _roots: set[tuple[int, str]] = field(default_factory=set)
     _kinds: set[type] = field(default_factory=set)
     _lacking: set[tuple[int, frozenset[str]]] = field(default_factory=set)
-    _kept: list[object] = field(default_factory=list)
+    _alive: list[object] = field(default_factory=list)
 
     def has_met(self, value: object) -> bool:
         """Whether the walk has come to a value, or would not guard it."""
@@ -79,7 +79,7 @@ class GuardWriter:
 
     def forget(self) -> None:
         """The walk is over: what it made on the way may go."""
-        self._kept.clear()
+        self._alive.clear()
 
     # Roots
 
@@ -292,7 +292,7 @@ class GuardWriter:
         if found is None:
             return
         read, held = found
-        self._kept.append(held)
+        self._alive.append(held)
         expression, path = f"{self.code.bind(read)}({v})", f"{path}'s contents"
         if is_torch_tensor(held):
             self._identity(expression, held, path)

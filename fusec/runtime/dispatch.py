@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from fusec.runtime.libraries import library_of
 from fusec.runtime.library import ResultsDifferError
 from fusec.runtime.plan import Compile, Plan, PlanOptions, Signature
 from fusec.runtime.planner import Planner, is_on_cpu
-from fusec.runtime.refusals import Refusals, WrittenEntries, kind_of
+from fusec.runtime.refusals import Kind, Refusals, WrittenEntries, kind_of
 from fusec.runtime.signatures import unfit, what_differs
 from fusec.runtime.telling import Cause
 
@@ -145,19 +145,10 @@ class Dispatcher(Planner):
         failure: float | None = None
         with self._lock:
             known = tuple(self._plans.get(key, ()))
-            for plan in known:  # another thread may have made it meanwhile
-                result = plan.entry(args, kwargs)
-                if result is not MISS:
-                    return result
-            if self._count >= RECOMPILE_LIMIT:
-                return self._too_many(args, kwargs)
             kind = kind_of(arrays.library, spec, tuple(arrays.layout(leaf) for leaf in leaves), arrays.mode())
-            reason = self._refusals.reason(kind)
-            if reason:
-                return self._refused(reason, args, kwargs)
-            reason = self._without_backward.reason(kind)
-            if reason:
-                return self._as_written(reason, args, kwargs)
+            result = self._without_plan(known, kind, args, kwargs)
+            if result is not MISS:
+                return result
             if self.fallback == "eager":  # else whatever stands against it first is raised
                 self.require(arrays, leaves)
             self._log_recompile(key, known)
@@ -189,15 +180,27 @@ class Dispatcher(Planner):
         except ResultsDifferError as error:
             if self.fallback == "error" or verifies() or _changes_inputs(plan):
                 raise
-            plan = self._disproved(
-                plan, key, replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
-            )
-            result = plan.entry(args, kwargs)
+            instead = replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
+            result = self._disproved(plan, key, instead).entry(args, kwargs)
         if failure is not None:  # and it is no mistake of the call's, at which the function itself has raised
             self._refusals.failed(kind, plan.reason, failure, in_code=plan.in_code)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
+
+    def _without_plan(self, known: Sequence[Plan], kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call for which no plan is made; MISS for one that is to have a plan."""
+        for plan in known:  # another thread may have made it meanwhile
+            result = plan.entry(args, kwargs)
+            if result is not MISS:
+                return result
+        if self._count >= RECOMPILE_LIMIT:
+            return self._too_many(args, kwargs)
+        reason = self._refusals.reason(kind)
+        if reason:
+            return self._refused(reason, args, kwargs)
+        reason = self._without_backward.reason(kind)
+        return self._as_written(reason, args, kwargs) if reason else MISS
 
     def _disproved(self, plan: Plan, key: Signature, instead: Plan) -> Plan:
         """A plan in the place of one that its first call has shown to be wrong."""

@@ -147,7 +147,7 @@ class Executable:
         return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph and together)
 
     def _packings(self, steps: Sequence[Pack]) -> Packings:
-        numbers = {root: place for place, root in enumerate(pack_sources(self.program, steps))}
+        numbers = {root: number for number, root in enumerate(pack_sources(self.program, steps))}
         own = [[numbers[root] for root in pack_sources(self.program, [step])] for step in steps]
         return Packings(self.arrays, list(zip(map(self._packer, steps), own, strict=True)))
 
