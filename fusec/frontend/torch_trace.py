@@ -66,6 +66,7 @@ _LIBRARY_ONLY = frozenset(
         *("convolution", "grid_sampler_2d", "col2im"),
         "binary_cross_entropy",  # decomposed, it takes what is no probability
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
+        "max_pool2d_with_indices_backward",  # decomposed, it scatters into zeros, an element at a time
         *("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
         *("index_copy", "index_add", "index_fill"),  # decomposed, other indices than theirs are errors
     }

@@ -303,3 +303,24 @@ def test_what_is_wrong_is_eager_s_error(name: str) -> None:
     assert error is not None
     assert raised is error
     assert message == said
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_the_largest_s_gradient_is_the_library_s(last: bool) -> None:
+    """PyTorch's decomposition adds each of its elements to zeros by itself."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 9, 9)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    y, places = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    gradient = torch.randn_like(y)
+
+    def backward(gradient: Any, x: Any, places: Any) -> Any:
+        whole = torch.ops.aten.max_pool2d_with_indices_backward
+        return whole(gradient, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places) * 2
+
+    text = str(fusec.trace(backward, gradient, x, places))
+    assert "aten.max_pool2d_with_indices_backward" in text
+    assert "scatter" not in text
+    found, wanted = fusec.jit(backward)(gradient, x, places), backward(gradient, x, places)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == wanted.stride()
