@@ -13,6 +13,10 @@ from jitted import plans
 import fusec
 
 
+def leaf(*shape: int, **named: Any) -> Any:
+    return torch.randn(*shape, **named).requires_grad_()
+
+
 def compiled(function: Any) -> Any:
     """The function jitted; it must be compiled where it is called with gradients."""
     return fusec.jit(fallback="error")(function)
