@@ -12,6 +12,7 @@ from itertools import repeat
 from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
+from fusec.frontend.torch_transposed import Axis, transposed_convolution
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
 from fusec.ir.chosen_calls import why_whole
 from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES, LibraryConvolution, convolution_to_text
@@ -39,12 +40,21 @@ def _convolution(
     rank = input.type.rank
     wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
     on_cpu = e.is_on_cpu(input.type)
-    reason = why_whole(input.type.dtype, extents(input)[1], extents(weight), groups, transposed, on_cpu=on_cpu)
+    steps, apart = _each(stride, rank - 2), _each(dilation, rank - 2)
+    given = input.type.dtype, extents(input)[1], extents(weight), groups, transposed
+    reason = why_whole(*given, steps=tuple(zip(steps, apart, strict=True)), on_cpu=on_cpu)
     if reason:
         beyond = tuple(output_padding) if transposed else ()
-        numbers = (_each(stride, rank - 2), _each(padding, rank - 2), _each(dilation, rank - 2))
+        numbers = (steps, _each(padding, rank - 2), apart)
         return _called(
             e, input, weight, bias, LibraryConvolution(None, None, *numbers, (), groups, transposed, beyond), reason
+        )
+    if transposed:
+        shapes = (extents(input)[2:], extents(weight)[2:])
+        around = _each(padding, rank - 2)
+        axes = [Axis(*n) for n in zip(*shapes, steps, around, apart, e.out.static_shape[2:], strict=True)]
+        return e.channels_first(
+            transposed_convolution(e, e.channels_last(input), weight, bias, axes, groups, e.out.dtype)
         )
     seen = windowed(e, e.channels_last(input), extents(weight)[2:], stride, padding, dilation)
     if groups > 1 and extents(weight)[1] == 1:

@@ -25,19 +25,41 @@ RESAMPLING = frozenset(
 
 
 def why_whole(
-    dtype: DType, channels: Dim, weight: Sequence[int], groups: int, transposed: bool, *, on_cpu: bool
+    dtype: DType,
+    channels: Dim,
+    weight: Sequence[int],
+    groups: int,
+    transposed: bool,
+    *,
+    steps: Sequence[tuple[int, int]] = (),
+    on_cpu: bool,
 ) -> str:
     """Why a convolution is the library's; empty where it is opened. ``channels`` are the image's, ``weight`` is the
-    shape of the weight as PyTorch has it."""
+    shape of the weight as PyTorch has it; ``steps`` are the stride and the dilation of each axis."""
     places = prod(weight[2:])
     if transposed:
-        return "no kernel of ours is a transposed convolution"
+        why = _why_transposed(dtype, channels, groups, steps, on_cpu)
+        if why:
+            return why
     if groups not in (1, channels) and on_cpu:
         return "no kernel of ours is a convolution in groups"
     if groups == channels != 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
         return f"of windows of {places} positions of one channel"
     if on_cpu and places > 1 and groups == 1 and dtype is bf16:
         return "the library's kernel of bfloat16 is faster"
+    return ""
+
+
+def _why_transposed(dtype: DType, channels: Dim, groups: int, steps: Sequence[tuple[int, int]], on_cpu: bool) -> str:
+    """Why a transposed convolution is the library's, though another would not be."""
+    if any(stride > 1 and dilation > 1 for stride, dilation in steps):
+        return "its phases are dilated"
+    if groups not in (1, channels):
+        return "no kernel of ours is a transposed convolution in groups"
+    if groups != 1 and on_cpu and any(stride > 1 for stride, _ in steps):
+        return "the library puts phases of one channel together faster"
+    if not on_cpu and dtype.bits > 16:
+        return "the library's may round to TF32"
     return ""
 
 
@@ -49,8 +71,9 @@ def is_for_cpus(op: Op) -> bool:
     if attributes.target != CONVOLUTION:
         return attributes.target.partition(".")[2].partition(".")[0] in RESAMPLING
     call = convolution_from_text(attributes.arguments)
+    steps = tuple(zip(call.stride, call.dilation, strict=True))
     image, weight = (operand.type for operand in op.operands[:2])
     if call.image is not None or not weight.is_static:
         return False
     weights = weight.static_shape
-    return not why_whole(image.dtype, image.shape[-1], weights, call.groups, call.transposed, on_cpu=False)
+    return not why_whole(image.dtype, image.shape[-1], weights, call.groups, call.transposed, steps=steps, on_cpu=False)

@@ -111,7 +111,7 @@ def test_what_is_the_library_s_on_a_cpu(kind: str, last: bool) -> None:
     functions: dict[str, Callable[..., Any]] = {
         "bf16": lambda x, w, b: F.conv2d(x, w, b, padding=1),
         "groups": lambda x, w, b: F.relu(F.conv2d(x, w, b, stride=2, groups=4)),
-        "transposed": lambda x, w, b: F.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=(1, 0))),
+        "transposed": lambda x, w, b: F.relu(F.conv_transpose2d(x, w, b, 3, 1, (1, 0), dilation=2)),
         "wide depthwise": lambda x, w, b: F.conv2d(x, w, b, padding=3, groups=8),
     }
     jitted = check(functions[kind], x, w, b, ours=False)
@@ -119,7 +119,65 @@ def test_what_is_the_library_s_on_a_cpu(kind: str, last: bool) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_transposed_convolutions(rank: int) -> None:
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": 1},
+        {"stride": 2},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": 3, "padding": 2, "output_padding": 2},
+        {"stride": 5, "padding": 1},
+        {"dilation": 2, "padding": 3},
+    ],
+    ids=str,
+)
+def test_transposed_convolutions(rank: int, last: bool, options: dict[str, Any]) -> None:
+    x, b = randn(*image(rank, 4), last=last), randn(3, seed=2)
+    for size in (3, 4):
+        w = randn(4, 3, *(size for _ in range(rank)), last=last, seed=1)
+        check(lambda x, w, b: F.relu(TRANSPOSED[rank](x, w, b, **options)), x, w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 33])
+def test_dtypes_and_channels_of_transposed_convolutions(dtype: torch.dtype, channels: int) -> None:
+    x, w = randn(2, channels, 8, 7, dtype=dtype), randn(channels, 9, 4, 3, dtype=dtype, seed=1) / 8
+    check(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=(1, 0)), x, w)
+
+
+def test_phases_of_a_transposed_convolution_are_one_matmul() -> None:
+    x, w = randn(2, 8, 9, 10, last=True), randn(8, 6, 4, 4, seed=1)
+    jitted = check(lambda x, w: F.relu(F.conv_transpose2d(x, w, stride=2, padding=1)), x, w)
+    assert [k.kind for k in program(jitted).kernels if k.kind == "gemm"] == ["gemm"]
+    x, w = randn(2, 8, 9, 10, last=True), randn(8, 6, 2, 2, seed=1)
+    jitted = check(lambda x, w: F.relu(F.conv_transpose2d(x, w, stride=2)), x, w)
+    assert [k.kind for k in program(jitted).kernels if k.kind != "pack"] == ["gemm"]
+
+
+def test_places_of_a_transposed_convolution_that_nothing_reaches() -> None:
+    x, w, b = randn(2, 4, 3, 1), randn(4, 3, 2, 1, seed=1), randn(3, seed=2)
+    check(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=4, output_padding=3), x, w, b)
+    check(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=4, padding=(4, 0)), x, w, b)
+
+
+def test_each_channel_by_itself_transposed() -> None:
+    x, w = randn(2, 6, 9, 8), randn(6, 2, 3, 3, seed=1)
+    check(lambda x, w: F.conv_transpose2d(x, w, padding=1, dilation=2, groups=6), x, w)
+    check(lambda x, w: F.conv_transpose2d(x, w, stride=2, groups=6), x, w, ours=False)
+
+
+def test_special_values_reach_what_a_transposed_convolution_makes_of_them() -> None:
+    for size in (3, 4):
+        x, w = randn(2, 4, 9, 9), randn(4, 5, size, size, seed=1)
+        x[0, 1, 0, 0], x[0, 2, 4, 5], x[1, 3, 8, 8] = float("nan"), float("inf"), float("-inf")
+        check(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), x, w)
+        check(lambda x, w: F.conv_transpose2d(x, w, padding=1), x, w)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_transposed_convolutions_that_are_the_library_s(rank: int) -> None:
     x, w = randn(*image(rank, 4)), randn(4, 3, *(3 for _ in range(rank)), seed=1)
     check(
         lambda x, w, b: TRANSPOSED[rank](x, w, b, stride=2, padding=1, output_padding=1, dilation=2, groups=2),

@@ -9,7 +9,7 @@ from fusec.ir.library_calls import MOST_PLACES_ON_GPUS, LibraryConvolution, conv
 from fusec.ir.nodes import Op
 from fusec.ir.parse import parse
 from fusec.ir.text import spell_string
-from fusec.ir.types import bf16, f32
+from fusec.ir.types import DType, bf16, f32
 
 
 @pytest.mark.parametrize(("on_cpu", "most"), [(True, FEW_PLACES), (False, MOST_PLACES_ON_GPUS)])
@@ -40,7 +40,21 @@ def test_a_convolution_that_is_captured_for_a_cpu() -> None:
     assert not is_for_cpus(convolution("bf16", (4, 8, 3, 3), 1, "@cuda:0"))
     assert not is_for_cpus(convolution("f32", (8, 1, 9, 9), 8))
     assert is_for_cpus(convolution("f32", (4, 4, 3, 3), 2))
-    assert not is_for_cpus(convolution("bf16", (8, 4, 3, 3), 1, transposed=True))
+    assert is_for_cpus(convolution("bf16", (8, 4, 3, 3), 1, transposed=True))
+    assert not is_for_cpus(convolution("f32", (8, 4, 3, 3), 1, transposed=True))
+
+
+def test_transposed_convolutions() -> None:
+    def why(groups: int, *steps: tuple[int, int], on_cpu: bool = True, dtype: DType = f32) -> str:
+        return why_whole(dtype, 8, (8, 4, 3, 3), groups, True, steps=steps, on_cpu=on_cpu)
+
+    assert not why(1, (2, 1), (1, 3))
+    assert "dilated" in why(1, (2, 3), (1, 1))
+    assert "in groups" in why(2, (1, 1), (1, 1))
+    assert "one channel" in why(8, (2, 1), (1, 1))
+    assert not why(8, (1, 1), (1, 1))
+    assert not why(1, (2, 1), (2, 1), on_cpu=False, dtype=bf16)
+    assert "TF32" in why(1, (2, 1), (2, 1), on_cpu=False)
 
 
 def test_other_calls() -> None:

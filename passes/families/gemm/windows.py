@@ -22,7 +22,7 @@ from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 from fusec.tile.scalar import ScalarExpr, loads
 from fusec.tile.templates import WindowAxis, Windows
-from fusec.tile.views import strided_view
+from fusec.tile.views import strided_view, under_views
 
 _ROW_BYTES = 128
 """Of one window's channels that one copy brings."""
@@ -127,6 +127,8 @@ def operands_in_order(context: LoweringContext) -> list[Alternative]:
     """
     dots = context.anchors("dot")
     found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
+    if found is None and len(dots) == 1 and _lies_apart(context, dots[0]):
+        return [Alternative("weights first", lambda c: _pieces(c, weights_along))]
     if found is None or found.channels is None or found.batch is None or not _in_order(found) or not _has_rows(found):
         return []
     item, channels = found.image.type.dtype.itemsize, found.image.type.static_shape[found.channels]
@@ -164,11 +166,27 @@ def _lies_along(context: LoweringContext, dot: Op) -> bool:
     attributes, value = dot.attributes, dot.operands[1]
     assert isinstance(attributes, DotAttributes)
     view = strided_view(value, context.producers, context.strides)
-    if view is None:
-        return True  # it is computed: that is another's business
+    if view is None:  # what is computed is another's business
+        return under_views(value, context.producers) not in context.body.inputs
     shape, strides = value.type.static_shape, fixed(view.strides)
     along = joined([(shape[a], strides[a]) for a in attributes.rhs_contract])
     return along is not None and along[1] == 1
+
+
+def _lies_apart(context: LoweringContext, dot: Op) -> bool:
+    """Whether the right operand shows memory in which neither its columns nor what is contracted are side by side."""
+    attributes, value = dot.attributes, dot.operands[1]
+    assert isinstance(attributes, DotAttributes)
+    whole = not attributes.rhs_batch and value.type.is_static and dot.operands[0].type.dtype.bits == 16
+    if not whole or under_views(value, context.producers) not in context.body.inputs:
+        return False
+    view = strided_view(value, context.producers, context.strides)
+    if view is None:
+        return True
+    shape, strides = value.type.static_shape, fixed(view.strides)
+    sides = attributes.rhs_contract, free_axes(len(shape), (), attributes.rhs_contract)
+    joint = [joined([(shape[a], strides[a]) for a in side]) for side in sides]
+    return not any(side is not None and side[1] == 1 for side in joint) and value.type.size > 1
 
 
 def _has_rows(found: Convolution) -> bool:
