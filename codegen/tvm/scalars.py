@@ -44,6 +44,10 @@ class LaneBlock:
     valid: Node | None = None
 
 
+_FEWEST_SHUFFLED = 4
+"""Lanes from which on every other element is picked out of vectors, not loaded by itself."""
+
+
 class Points:
     """Writes the value of scalar expressions at one block of lanes, or at a single point (``block`` None).
 
@@ -289,12 +293,46 @@ class Points:
         memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
         if 0 in e.buffer.shape:
             return tir.constant(0, element)
-        offset = self.offset(e.buffer, e.index, guarded=bool(self._guard[0]))
+        guarded = bool(self._guard[0])
+        every_other = None if guarded else self._every_other(e)
+        if every_other is not None:
+            return self._deinterleaved(memory, element, every_other)
+        offset = self.offset(e.buffer, e.index, guarded=guarded)
         if offset.unit and self.block is not None and self.block.valid is not None:
             node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, offset.node, self._mask())
         else:
             node = tirx.BufferLoad(memory, [offset.node])
         return Value(node, element, offset.lanes)
+
+    def _every_other(self, e: Load) -> Node | None:
+        """The first lane's offset, where lanes read every other element; else None."""
+        block = self.block
+        if block is None or block.lanes < _FEWEST_SHUFFLED or not all(isinstance(i, int | Expr) for i in e.index):
+            return None
+        flat = flat_index([i for i in e.index if isinstance(i, int | Expr)], e.buffer.strides)
+        if indexing.coefficient(flat, block.symbol) != 2:
+            return None
+        return self.code.let_index(self.context.index(flat, {block.symbol: block.start}), self.context.index_type)
+
+    def _deinterleaved(self, memory: Node, element: str, first: Node) -> Value:
+        """Every other element from ``first`` on: two vectors, which end with the last one, and a shuffle."""
+        assert self.block is not None
+        lanes, valid, kind = self.lanes, self.block.valid, self.context.index_type
+        behind = lanes - 1
+        halves = []
+        for start in (0, behind):
+            node = tir.ramp(tirx.Add(first, self.context.integer(start)), lanes, 1, kind)
+            if valid is None:
+                halves.append(Value(tirx.BufferLoad(memory, [node]), element, lanes))
+                continue
+            count = tirx.Sub(tirx.Mul(valid, self.context.integer(2)), self.context.integer(1 + start))
+            mask = tir.first_lanes(count, lanes, kind)
+            halves.append(
+                Value(tirx.op.masked_load(tir.vector_type(element, lanes), memory, node, mask), element, lanes)
+            )
+        low, high = (self.code.let(half) for half in halves)
+        picks = [2 * k if 2 * k < lanes else lanes + 2 * k - behind for k in range(lanes)]
+        return tir.shuffle(low, high, picks)
 
     def _same_everywhere(self, i: Index, like: Value) -> Value:
         """An integer or an expression of the kernel's sizes, on the lanes and of the type of an index."""

@@ -47,6 +47,9 @@ IN_LIBRARY = frozenset(["fmod"])
 GATHERED = 1.5
 """Instructions of a lane that is loaded by itself."""
 
+EVERY_OTHER = 3
+"""Instructions where the lanes read every other element: two vectors and a shuffle."""
+
 DIVIDING = 32
 """Instructions that are done while a slow unit divides two vectors by each other, 16 cycles of Intel's servers."""
 
@@ -144,7 +147,8 @@ def _of(node: ScalarExpr, lane: Symbol, lanes: int, others: Sequence[Symbol], *,
 
 
 def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> float:
-    """One where the lanes are adjacent, else one a lane; half types are widened."""
+    """One where the lanes are adjacent, a few where every other element is read, else one a lane; half types are
+    widened."""
     widened = WIDENED if load.dtype in (bf16, f16) else 0.0
     flat: Index = 0
     for i, stride in zip(load.index, load.buffer.strides, strict=True):
@@ -152,8 +156,11 @@ def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> flo
             flat = flat + i * stride
         elif lane in symbols_in(i):
             return GATHERED * lanes
-    if slope(flat, lane) in (0, 1, -1):
+    step = slope(flat, lane)
+    if step in (0, 1, -1):
         return 1.0 + widened
+    if step == 2:
+        return EVERY_OTHER + widened
     transposed = any(slope(flat, s) in (1, -1) for s in others)
     return (2 + log2(max(lanes, 2)) if transposed else GATHERED * lanes) + widened
 

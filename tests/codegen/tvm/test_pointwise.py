@@ -119,3 +119,23 @@ def test_one_element_beyond_the_last_vector(wide, dtype):
         limited = Store((Iter(i, 48, n - p),), out, (i,), op("cast", load(x, i), dtype=dtype))
         for store in (whole, limited):
             compare(kernel("narrow", (x, out), (Grid((Iter(p, 1),), (store,)),)))
+
+
+def every_other(n, dtype=f32, first=0, rows=3):
+    """out[i, j] = the largest of x[i, 2j + first] and of its neighbour, the last of which is the last of x."""
+    x, out = buffer("x", dtype, (rows, 2 * n + first)), buffer("out", dtype, (rows, n))
+    i, j = sym("i", rows), sym("j", n)
+    value = op("maximum", load(x, i, 2 * j + first), load(x, i, 2 * j + first + 1 if first == 0 else 2 * j + 1))
+    return kernel("every_other", (x, out), (Store(iters((i, rows), (j, n)), out, (i, j), value),))
+
+
+@pytest.mark.parametrize("target", [cpu_target(), V3], ids=["host", "avx2"])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100])
+def test_every_other_element(n, target):
+    compare(every_other(n), target=target)
+    compare(every_other(n, first=3), target=target)
+
+
+@pytest.mark.parametrize("dtype", [f64, f16, bf16, i8, i32, i64, u8], ids=str)
+def test_every_other_element_of_other_dtypes(dtype):
+    compare(every_other(37, dtype))

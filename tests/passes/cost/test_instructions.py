@@ -6,7 +6,7 @@ import pytest
 from tile_harness import buffer, load, sym
 
 from fusec.ir.types import bf16, f16, f32
-from fusec.passes.cost.instructions import DIVIDING, ROUNDING, ROUNDING_BY_HAND, WIDENING, instructions
+from fusec.passes.cost.instructions import DIVIDING, EVERY_OTHER, ROUNDING, ROUNDING_BY_HAND, WIDENING, instructions
 from fusec.target.cpu import cpu_target
 from fusec.tile.scalar import Apply, Const
 
@@ -54,3 +54,10 @@ def test_what_is_the_same_on_all_lanes_is_multiplied_by() -> None:
     transposed = Apply("div", (load(buffer("t", f32, (768, 64)), J, row), load(buffer("n", f32, (64,)), row)), f32)
     assert instructions(transposed, J, server, f32, [row]) == DIVIDING
     assert instructions(transposed, J, ZEN, f32, [row]) < DIVIDING
+
+
+def test_every_other_element_is_picked_from_two_vectors() -> None:
+    def at(step: int) -> float:
+        return instructions(load(buffer("x", f32, (4096,)), J * step), J, ZEN, f32)
+
+    assert at(1) + EVERY_OTHER - 1 == at(2) < at(3)
