@@ -8,6 +8,7 @@ from fusec.passes.groups.fused import build_fused_graph
 from fusec.passes.groups.grow import Log
 from fusec.passes.groups.partition import Partition
 from fusec.passes.groups.recompute import recompute_maps
+from fusec.passes.groups.windows import copied_after
 
 
 def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Graph:
@@ -18,6 +19,8 @@ def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Grap
     """
     note: Log = log or (lambda declined: None)
     partition = Partition(graph)
+    if not blocked:
+        partition.stored |= copied_after(graph)
     for family in FAMILIES:
         family.match(partition, note, blocked)
     if blocked:

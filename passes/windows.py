@@ -11,7 +11,7 @@ from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph
-from fusec.ir.library_calls import MOST_PLACES, MOST_PLACES_ON_GPUS
+from fusec.ir.library_calls import MOST_PLACES, MOST_WEIGHTED_PLACES
 from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
@@ -32,8 +32,8 @@ _DEPTH = 4
 def open_windows(graph: Graph, *, blocked: bool = False) -> Graph:
     """Afterwards no window of few elements is reduced by a kernel for rows.
 
-    ``blocked``: for a GPU, where lanes share what neighbouring windows read: a window may have more elements, and
-    weights, which each of them reads, are widened once.
+    ``blocked``: for a GPU, where any window may have as many elements as one of a single channel, and weights, which
+    each lane reads, are widened once.
     """
 
     @rule(*_COMBINES)
@@ -52,7 +52,8 @@ def _opened(r: Rewriter, blocked: bool) -> Outcome:
     if attributes.dtype is not None or not x.type.is_static or not extents:
         return None
     sizes = [n for n in extents if isinstance(n, int)]
-    if not 1 <= prod(sizes) <= (MOST_PLACES_ON_GPUS if blocked else MOST_PLACES) or 0 in x.type.shape:
+    weighted = r.producer(x, "mul") is not None
+    if not 1 <= prod(sizes) <= (MOST_WEIGHTED_PLACES if blocked or weighted else MOST_PLACES) or 0 in x.type.shape:
         return None
     if not _shows_windows(r, x, _DEPTH) and not (prod(sizes) <= FEW_PLACES and _is_parted(r, x, attributes.axes)):
         return None

@@ -115,7 +115,9 @@ LONG = 56
 """Statements of such a block: an operation is two."""
 
 
-def lane_loop(context: Context, code: Code, numbers: Numbers, it: Iter, lanes: int, body: BlockBody) -> None:
+def lane_loop(
+    context: Context, code: Code, numbers: Numbers, it: Iter, lanes: int, body: BlockBody, most_chains: int = CHAINS
+) -> None:
     """The last iterator: whole blocks of lanes in a loop, then one block with the lanes beyond the end masked."""
     split = split_lanes(context, code, it, lanes)
     if split.full == 0 and split.rest == 0:
@@ -124,7 +126,7 @@ def lane_loop(context: Context, code: Code, numbers: Numbers, it: Iter, lanes: i
     outer = Points(context, uniform, numbers, None, None)
     inner: list[Node] = []
     if not isinstance(split.full, int) or split.full > 0:
-        inner.append(_whole_blocks(context, uniform, numbers, it, lanes, split.full, body, outer))
+        inner.append(_whole_blocks(context, uniform, numbers, it, lanes, split.full, body, outer, most_chains))
     if not isinstance(split.rest, int) or split.rest > 0:
         inner += _last_block(context, uniform, numbers, it, lanes, split, body, outer)
     statements = [*uniform.statements, *inner]
@@ -146,6 +148,7 @@ def _whole_blocks(
     count: int | Node,
     body: BlockBody,
     outer: Points,
+    most_chains: int,
 ) -> Node:
     counter = tir.variable(code.fresh(it.var.name), context.index_type)
 
@@ -160,11 +163,11 @@ def _whole_blocks(
         return inner.statements
 
     statements = block(counter)
-    if lanes > 1 and isinstance(count, int) and count % CHAINS == 0 and len(statements) >= LONG:
-        first = tirx.Mul(counter, context.integer(CHAINS))
-        chains = [block(tirx.Add(first, context.integer(i))) for i in range(CHAINS)]
+    if lanes > 1 and isinstance(count, int) and count % most_chains == 0 and len(statements) >= LONG:
+        first = tirx.Mul(counter, context.integer(most_chains))
+        chains = [block(tirx.Add(first, context.integer(i))) for i in range(most_chains)]
         statements = [s for step in zip(*chains, strict=True) for s in step]
-        count //= CHAINS
+        count //= most_chains
     extent = context.integer(count)
     return tir.loop(counter, extent, statements, dtype=context.index_type)
 

@@ -7,6 +7,7 @@ one point is one parallel loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from math import prod
 from typing import assert_never
 
@@ -16,7 +17,7 @@ from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type
 from fusec.codegen.tvm.context import Context, Numbers, distinct
 from fusec.codegen.tvm.contractions import emit_dot
-from fusec.codegen.tvm.pointwise import emit_pointwise
+from fusec.codegen.tvm.pointwise import emit_beside, emit_pointwise
 from fusec.codegen.tvm.reduce import emit_reduce
 from fusec.codegen.tvm.scalars import Points
 from fusec.codegen.tvm.softmax_exp import emit_softmax_exp
@@ -100,8 +101,14 @@ class Emitter:
     def block(self, statements: Block) -> list[Node]:
         code = self.code()
         self._releases.append([])
-        for statement in statements:
-            self.statement(code, statement)
+        for number, statement in enumerate(statements):
+            if isinstance(statement, Store) and statement.beside:
+                continue  # written with the one before
+            stores = [statement, *takewhile(_is_beside, statements[number + 1 :])]
+            if len(stores) > 1:
+                emit_beside(self.context, code, self.numbers, [s for s in stores if isinstance(s, Store)])
+            else:
+                self.statement(code, statement)
         code.append(*self._releases.pop())
         return code.statements
 
@@ -266,6 +273,10 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         whole = tir.importing(text, whole)
     function = tirx.PrimFunc([*addresses, *sizes], whole)
     return function.with_attr("global_symbol", kernel.name).with_attr("tirx.noalias", True)
+
+
+def _is_beside(statement: Statement) -> bool:
+    return isinstance(statement, Store) and statement.beside
 
 
 def _is_large(kernel: Kernel) -> bool:

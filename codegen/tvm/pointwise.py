@@ -44,6 +44,24 @@ def emit_pointwise(context: Context, code: Code, numbers: Numbers, statement: Ma
         plain(code)
 
 
+def emit_beside(context: Context, code: Code, numbers: Numbers, stores: Sequence[Store]) -> None:
+    """Stores over one domain, each result a step ahead of the next: what they share is read once, and is alive for as
+    long as the next ones need it."""
+    *outer, last = stores[0].domain
+    operands = [_store_operand(s) for s in stores]
+    values = (*operands, *(IndexValue(i) for s in stores for i in s.index))
+    lanes = lane_count(context, last, values, stores[0].target.dtype)
+    non_temporal = any(s.non_temporal for s in stores)
+
+    def body(points: Points) -> None:
+        points.non_temporal = non_temporal
+        points.together(operands)
+        for store, operand in zip(stores, operands, strict=True):
+            points.store(store.target, store.index, coerce(points.code, points.value(operand), store.target.dtype))
+
+    outer_loops(context, code, outer, lambda inner: lane_loop(context, inner, numbers, last, lanes, body, 1))
+
+
 def _lanes_along_memory(statement: Map | Store) -> Map | Store:
     """The statement with the iterator last along which the target's elements are adjacent."""
     domain = statement.domain

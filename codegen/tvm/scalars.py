@@ -5,6 +5,7 @@ What does not depend on the lane is computed once, before the loop over the lane
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp
 from typing import assert_never
@@ -43,6 +44,9 @@ class LaneBlock:
     start: Node
     valid: Node | None = None
 
+
+_IN_STEP = ("add", "mul", "maximum", "minimum")
+"""What several results of a lane compute step by step."""
 
 _FEWEST_SHUFFLED = 4
 """Lanes from which on every other element is picked out of vectors, not loaded by itself."""
@@ -97,6 +101,15 @@ class Points:
         if found is None:
             found = self._values[number] = self._compute(e)
         return found
+
+    def together(self, values: Sequence[ScalarExpr]) -> None:
+        """Computes several values of one form, operand by operand, so that :meth:`value` has them."""
+        heads = [v for v in values if isinstance(v, Apply) and v.op in _IN_STEP]
+        if len(heads) == len(values) and len({h.op for h in heads}) == 1:
+            for operands in zip(*(h.args for h in heads), strict=True):
+                self.together(operands)
+        for value in values:
+            self.value(value)
 
     def varies(self, e: ScalarExpr) -> bool:
         """Whether the value depends on the lane."""

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES_ON_GPUS, convolution_from_text
+from fusec.ir.library_calls import CONVOLUTION, MOST_WEIGHTED_PLACES, convolution_from_text
 from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, DType, bf16
-
-FEW_PLACES = 9
-"""The same as :data:`MOST_PLACES_ON_GPUS` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the
-library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
 
 RESAMPLING = frozenset(
     {
@@ -43,7 +39,7 @@ def why_whole(
             return why
     if groups not in (1, channels) and on_cpu:
         return "no kernel of ours is a convolution in groups"
-    if groups == channels != 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
+    if groups == channels != 1 and places > MOST_WEIGHTED_PLACES:
         return f"of windows of {places} positions of one channel"
     if on_cpu and places > 1 and groups == 1 and dtype is bf16:
         return "the library's kernel of bfloat16 is faster"

@@ -42,11 +42,10 @@ def channels_second(type: TensorType) -> TensorType:
 
 
 MOST_PLACES = 27
-"""Positions of a window, up to which pooling and convolutions of one channel are maps of ours: 5×5, 3×3×3 and less. On
-an H200 a depthwise 5×5 took 0.9 of the library's time, a 7×7 13 times it."""
+"""Positions of a window, up to which pooling is a map of ours: 5×5, 3×3×3 and less."""
 
-MOST_PLACES_ON_GPUS = 49
-"""The same for convolutions of one channel on a GPU, where a lane computes several results: 7×7."""
+MOST_WEIGHTED_PLACES = 49
+"""The same for convolutions of one channel: 7×7. A lane computes several results, which share what they read."""
 
 CONVOLUTION = "fusec.convolution"
 """The target of a call that is a convolution of the library, said by ``arguments``."""

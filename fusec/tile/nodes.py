@@ -95,7 +95,9 @@ class Map:
 class Store:
     """Like Map, into a parameter. The value is converted to the buffer's dtype (round to nearest even).
 
-    ``non_temporal``: what is stored goes past a CPU's caches to memory; nothing reads it soon.
+    ``non_temporal``: what is stored goes past a CPU's caches to memory; nothing reads it soon. ``beside``: it is
+    computed with the store before, which has its domain and whose value reads much of the same; neither reads what is
+    stored.
     """
 
     domain: tuple[Iter, ...]
@@ -104,6 +106,7 @@ class Store:
     value: ScalarExpr
     non_temporal: bool = False
     prefetch: tuple[Load, ...] = ()
+    beside: bool = False
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():
             word = "map" if isinstance(statement, Map) else "stream" if statement.non_temporal else "store"
+            word = f"beside {word}" if isinstance(statement, Store) and statement.beside else word
             written = f"{statement.target.name}[{_subscripts(statement.index)}]"
             prefetch = _fetching(statement.prefetch)
             return [f"{pad}{word} {written} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]

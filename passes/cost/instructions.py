@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from math import log2
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
@@ -75,11 +75,12 @@ def instructions(
     others: Sequence[Symbol] = (),
     *,
     halves: bool = False,
+    known: Set[Load] = frozenset(),
 ) -> float:
     """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop.
 
     ``others`` are the symbols of loops around: what is adjacent along one of them is read in blocks and transposed.
-    ``halves``: the kernel multiplies bf16.
+    ``halves``: the kernel multiplies bf16. ``known``: what has been read.
     """
     lanes = target.lanes(64 if _is_wide(value, stored) else 32)
     if isinstance(value, Load) and value.dtype is stored and stored in (bf16, f16):
@@ -88,6 +89,8 @@ def instructions(
     total = 1.0 + rounding.get(stored, 0)
     divided = 0
     for node in walk(value):
+        if isinstance(node, Load) and node in known:
+            continue
         if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
             total += _of(node, lane, lanes, others, short=stored is bf16)
             if _rounds(node) and not (node is value and node.dtype is stored):

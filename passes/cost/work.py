@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil, log2
 from typing import assert_never
 
@@ -72,7 +73,16 @@ class Counter:
 
     def block(self, block: Block, values: Values) -> Work:
         """A block's work where outer symbols have these values."""
-        found = [self.statement(s, values) for s in block]
+        found: list[Work] = []
+        known = set[Load]()
+        for s, behind in zip_longest(block, block[1:]):
+            if isinstance(s, Store) and s.beside:
+                found.append(self._pointwise(s, values, known))
+            else:
+                known = set()
+                found.append(self.statement(s, values))
+            if isinstance(s, Store) and isinstance(behind, Store) and behind.beside:
+                known.update(loads(s.value))
         return Work(
             sum(w.multiply for w in found),
             sum(w.vectors for w in found),
@@ -115,7 +125,7 @@ class Counter:
             (Repeat(loop.var, times, touched, loop.start, loop.step),),
         )
 
-    def _pointwise(self, s: Map | Store, values: Values) -> Work:
+    def _pointwise(self, s: Map | Store, values: Values, known: Set[Load] = frozenset()) -> Work:
         if not s.domain:
             return Work(0.0, self._instructions(STATEMENT), ())
         domain = _lanes_last(s)
@@ -127,7 +137,8 @@ class Counter:
         iterations, vectors = _iterations(counts), _iterations(counts) * inner
         done = copying(s, [_count(it, values) for it in s.domain], self.target)
         if done is None:
-            each = instructions(s.value, domain[-1].var, self.target, stored, others, halves=self.halves)
+            lane = domain[-1].var
+            each = instructions(s.value, lane, self.target, stored, others, halves=self.halves, known=known)
             done = vectors * (each + len(s.prefetch))
             done += iterations * OUTER_ITERATION if inner <= UNROLLED else vectors * ITERATION + iterations * STATEMENT
             done += iterations * row_instructions(s.value, s.index, domain[-1].var) if iterations > 1 else 0.0

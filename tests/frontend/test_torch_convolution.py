@@ -106,13 +106,13 @@ def test_what_is_the_library_s_on_a_cpu(kind: str, last: bool) -> None:
     """In eager's layout, what follows in kernels."""
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     x, b = randn(2, 8, 9, 10, dtype=dtype, last=last), randn(8, dtype=dtype, seed=2)
-    shapes = {"bf16": (8, 8, 3, 3), "groups": (8, 2, 3, 3), "transposed": (8, 8, 3, 3), "wide depthwise": (8, 1, 7, 7)}
+    shapes = {"bf16": (8, 8, 3, 3), "groups": (8, 2, 3, 3), "transposed": (8, 8, 3, 3), "wide depthwise": (8, 1, 9, 9)}
     w = randn(*shapes[kind], dtype=dtype, seed=1) / 8
     functions: dict[str, Callable[..., Any]] = {
         "bf16": lambda x, w, b: F.conv2d(x, w, b, padding=1),
         "groups": lambda x, w, b: F.relu(F.conv2d(x, w, b, stride=2, groups=4)),
         "transposed": lambda x, w, b: F.relu(F.conv_transpose2d(x, w, b, 3, 1, (1, 0), dilation=2)),
-        "wide depthwise": lambda x, w, b: F.conv2d(x, w, b, padding=3, groups=8),
+        "wide depthwise": lambda x, w, b: F.conv2d(x, w, b, padding=4, groups=8),
     }
     jitted = check(functions[kind], x, w, b, ours=False)
     assert calls(jitted) == ["fusec.convolution"]
@@ -196,6 +196,18 @@ def test_each_channel_by_itself(times: int, dtype: torch.dtype, rank: int) -> No
     b = randn(6 * times, dtype=dtype, seed=2)
     check(lambda x, w, b: CONVOLUTIONS[rank](x, w, b, padding=1, stride=2, groups=6), x, w, b)
     check(lambda x, w: CONVOLUTIONS[rank](x, w, dilation=2, groups=6), x, w)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("options", [{}, {"padding": 3}, {"padding": 2, "stride": 2}, {"padding": (0, 3)}], ids=str)
+def test_windows_of_49_places_of_each_channel(last: bool, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    x, w, b = (
+        randn(2, 21, 15, 13, dtype=dtype, last=last),
+        randn(21, 1, 7, 7, dtype=dtype, seed=1) / 7,
+        randn(21, seed=2),
+    )
+    check(lambda x, w, b: F.gelu(F.conv2d(x, w, b, groups=21, **options)), x, w, b.to(dtype))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])

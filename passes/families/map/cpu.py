@@ -9,7 +9,7 @@ from itertools import product as combinations
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
+from fusec.ir.index import Index, Symbol, add, minimum, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, most, round_up, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
@@ -36,7 +36,8 @@ def lower_map(context: LoweringContext, schedule: MapSchedule) -> LoweredGroup:
     """
     shape = map_domain(context)
     order = memory_order(context, shape)
-    boxes = [_Loops.over(context, shape, order, box) for box in boxes_of(context, shape, order)]
+    results = schedule.results
+    boxes = [_Loops.over(context, shape, order, box, results) for box in boxes_of(context, shape, order)]
     if len(boxes) == 1:
         wanted, sizes = boxes[0].alone(schedule.task_elements)
     else:
@@ -58,17 +59,25 @@ Box = tuple[tuple[Dim, Dim], ...]
 
 @dataclass(frozen=True)
 class _Loops:
-    """How a box is walked: ``outer`` axes are rows, ``inner`` ones lie on lanes; both in the order of memory."""
+    """How a box is walked: ``outer`` axes are rows, ``inner`` ones lie on lanes; both in the order of memory. The last
+    of the outer axes has ``along`` places, of which ``results`` are computed together."""
 
     box: Box
     outer: Extents
     inner: Extents
+    along: int = 1
+    results: int = 1
 
     @staticmethod
-    def over(context: LoweringContext, shape: Extents, order: Order, box: Box) -> _Loops:
+    def over(context: LoweringContext, shape: Extents, order: Order, box: Box, most_results: int) -> _Loops:
         extents = tuple(box[a][1] - box[a][0] for a in order)
         first = _first_lane_axis(context, shape, order, box)
-        return _Loops(box, extents[:first], extents[first:])
+        outer, inner = extents[:first], extents[first:]
+        along = outer[-1] if outer else 1
+        if most_results == 1 or not isinstance(along, int) or along == 1 or len(inner) != 1:
+            return _Loops(box, outer, inner)
+        steps = -(-along // most_results)
+        return _Loops(box, (*outer[:-1], steps), inner, along, -(-along // steps))
 
     def alone(self, task_elements: int) -> tuple[int, tuple[tuple[str, int | str], ...]]:
         """The number of tasks (at most) where this is all there is, and what to call their sizes."""
@@ -76,8 +85,9 @@ class _Loops:
         if rows == 1:
             chunk = max(1, min(lanes, task_elements))
             return -(-lanes // chunk), (("elements", chunk),)
-        per_task = max(1, min(rows, task_elements // max(lanes, 1)))
-        return -(-rows // per_task), (("rows", per_task), ("lanes", lanes))
+        per_task = max(1, min(rows, task_elements // max(lanes * self.results, 1)))
+        together = (("results", self.results),) if self.results > 1 else ()
+        return -(-rows // per_task), (("rows", per_task), ("lanes", lanes), *together)
 
     @property
     def whole(self) -> Dim:
@@ -113,8 +123,11 @@ class _Loops:
             row, lane = symbol("row", 0, share - 1), symbol("l", 0, last(lanes))
             shift = {r: add(mul(g, share), row), e: lane}
             domain = (Iter(row, share, limit), Iter.over(lane, lanes))
-        point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
-        outputs = outputs_at(context, shape, point)
+        places = (*_split(r, self.outer), *_split(e, self.inner))
+        if self.results > 1:
+            yield from self._together(context, shape, order, places, domain, shift, least)
+            return
+        outputs = outputs_at(context, shape, _in_box(self.box, order, places))
         for number, (value, at) in enumerate(outputs):
             read_back = number + 1 < len(outputs) and element_flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
             store = store_at(context, value, at, domain, shift, non_temporal=not read_back and is_large(value, least))
@@ -123,6 +136,25 @@ class _Loops:
                 context.inliner.add_leaf(value, prefer_index(at, Load(context.buffers[value], at)))
         for value, _ in outputs:
             context.inliner.drop_leaf(value)
+
+    def _together(
+        self,
+        context: LoweringContext,
+        shape: Extents,
+        order: Order,
+        places: tuple[Index, ...],
+        domain: tuple[Iter, ...],
+        shift: dict[Symbol, Index],
+        least: int,
+    ) -> Iterator[Store]:
+        """Those of several results side by side; the last ones begin earlier where there would be too few."""
+        number = len(self.outer) - 1
+        first = minimum(mul(places[number], self.results), self.along - self.results)
+        for k in range(self.results):
+            at = (*places[:number], add(first, k), *places[number + 1 :])
+            ((value, where),) = outputs_at(context, shape, _in_box(self.box, order, at))
+            store = store_at(context, value, where, domain, shift, non_temporal=is_large(value, least))
+            yield replace(store, beside=k > 0)
 
 
 def _prefetching(store: Store, lane: Symbol) -> Store:

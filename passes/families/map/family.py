@@ -12,7 +12,7 @@ from fusec.passes.families.map.cpu import lower_map, map_domain
 from fusec.passes.families.map.gpu import divisions, transposed_axes
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
 from fusec.passes.families.map.match import match_maps
-from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
+from fusec.passes.families.map.schedule.cpu import FEW_RESULTS, MOST_RESULTS, MapSchedule, map_schedule
 from fusec.passes.families.map.schedule.gpu import (
     GpuMapSchedule,
     coarse_schedule,
@@ -29,7 +29,11 @@ from fusec.target.gpu import GpuTarget
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[MapSchedule]:
     size = max(v.type.most for v in context.body.outputs)
-    return [map_schedule(size, machine.threads, machine.target)]
+    schedule = map_schedule(size, machine.threads, machine.target)
+    shared = shared_loads(context) if len(context.body.outputs) == 1 else None
+    if shared is not None:
+        schedule = replace(schedule, results=shared.results(MOST_RESULTS if machine.target.has_avx512 else FEW_RESULTS))
+    return [schedule]
 
 
 def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:

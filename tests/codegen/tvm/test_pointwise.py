@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from tile_harness import buffer, compare, const, iters, kernel, load, op, sym, tile
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Store
@@ -139,3 +142,41 @@ def test_every_other_element(n, target):
 @pytest.mark.parametrize("dtype", [f64, f16, bf16, i8, i32, i64, u8], ids=str)
 def test_every_other_element_of_other_dtypes(dtype):
     compare(every_other(37, dtype))
+
+
+def side_by_side(n, dtype=f32, results=4, combine="add"):
+    """out[i, 4 * k + r, j]: what five places of x along its second axis make together, four results at a time."""
+    x, w = buffer("x", dtype, (2, 3 * results + 4, n)), buffer("w", f32, (5, n))
+    out = buffer("out", dtype, (2, 3 * results, n))
+    i, k, j = sym("i", 2), sym("k", 3), sym("j", n)
+    stores = []
+    for r in range(results):
+        seen = [load(x, i, results * k + r + place, j) for place in range(5)]
+        wide = [e if dtype in (f32, f64) else op("cast", e, dtype=f32) for e in seen]
+        if combine == "add" and dtype is not f64:
+            wide = [op("mul", e, load(w, place, j)) for place, e in enumerate(wide)]
+        value = wide[0]
+        for e in wide[1:]:
+            value = op(combine, value, e)
+        where = (i, results * k + r, j)
+        stores.append(Store(iters((i, 2), (k, 3), (j, n)), out, where, value, beside=r > 0))
+    return kernel("side_by_side", (x, w, out), tuple(stores))
+
+
+@pytest.mark.parametrize("target", [cpu_target(), V3], ids=["host", "avx2"])
+@pytest.mark.parametrize("n", [1, 7, 16, 33, 96])
+def test_results_beside_each_other(n, target):
+    compare(side_by_side(n), target=target)
+    compare(side_by_side(n, combine="maximum"), target=target)
+
+
+@pytest.mark.parametrize("dtype", [f64, f16, bf16], ids=str)
+def test_results_beside_each_other_of_other_dtypes(dtype):
+    compare(side_by_side(37, dtype), rtol=1e-5 if dtype is f64 else 1e-2, atol=1e-2 if dtype is not f64 else 1e-6)
+    compare(side_by_side(37, dtype, combine="maximum"))
+
+
+def test_what_results_beside_each_other_share_is_read_once():
+    """Eight values of x and five of w for four results, which have twenty products; three times, as LLVM unrolls."""
+    text = compile_kernels([side_by_side(16)], cpu_target("cpu:x86-64-v4")).assembly()
+    assert 8 <= len(re.findall(r"vmovups\t[^%\n]*\(.*\), %zmm", text)) <= 3 * (8 + 5)

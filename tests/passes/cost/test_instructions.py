@@ -61,3 +61,8 @@ def test_every_other_element_is_picked_from_two_vectors() -> None:
         return instructions(load(buffer("x", f32, (4096,)), J * step), J, ZEN, f32)
 
     assert at(1) + EVERY_OTHER - 1 == at(2) < at(3)
+
+
+def test_what_the_result_before_has_read_is_there() -> None:
+    value = Apply("mul", (X, load(buffer("y", f32, (768,)), J)), f32)
+    assert instructions(value, J, ZEN, f32) - instructions(value, J, ZEN, f32, known={X}) == 1

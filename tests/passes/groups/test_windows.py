@@ -60,3 +60,30 @@ def test_rows_of_windows_that_are_no_sum_are_reduced_as_they_are() -> None:
         return %y
     }"""
     assert check(text, target="cuda:sm_90").kernels == ["row"]
+
+
+def padded(size: int) -> str:
+    """A sum of windows with weights, and a copy of it with its channels before its places."""
+    reach, seen = 8 + size - 1, f"f32[2, 8, 8, 16, {size}, {size}]"
+    return f"""graph @g(%x: f32[2, 8, 8, 16], %w: f32[16, {size}, {size}], %b: f32[16]) {{
+  %p = pad(%x, f32(0.0)) {{low=[0, {size // 2}, {size // 2}, 0], high=[0, {size // 2}, {size // 2}, 0]}} :
+    f32[2, {reach}, {reach}, 16]
+  %u = windows(%p) {{axis=1, size={size}}} : f32[2, 8, {reach}, 16, {size}]
+  %v = windows(%u) {{axis=2, size={size}}} : {seen}
+  %m = mul(%v, %w) : {seen}
+  %s = reduce_sum(%m) {{axes=[4, 5]}} : f32[2, 8, 8, 16]
+  %t = add(%s, %b) : f32[2, 8, 8, 16]
+  %c = permute(%t) {{permutation=[0, 3, 1, 2]}} : f32[2, 16, 8, 8]
+  %y = copy(%c) : f32[2, 16, 8, 8]
+  return %y
+}}"""
+
+
+@pytest.mark.parametrize(("size", "is_apart"), [(7, True), (3, False)])
+def test_a_sum_of_many_windows_is_made_as_images_lie_and_copied_after(size: int, is_apart: bool) -> None:
+    """On a CPU, where lanes that lie as the copy does would read each element by itself."""
+    text = padded(size).replace(" :\n    f32", " : f32")
+    check(text)
+    bodies = [op.attributes.body for op in lower(parse(text), "cpu").graph.ops if op.name == "fused"]
+    (last,) = (body for body in bodies if body.outputs[0].type.static_shape == (2, 16, 8, 8))
+    assert ("add" in {op.name for op in last.ops}) != is_apart

@@ -12,10 +12,12 @@ from fusec.target.cpu import CpuTarget
 @dataclass(frozen=True)
 class MapSchedule(CpuSchedule):
     """``task_elements``: about how many elements one parallel task computes. ``non_temporal_bytes``: results of at
-    least so many bytes go past the caches, 0 for none."""
+    least so many bytes go past the caches, 0 for none. ``results``: side by side, along the axis before the lanes', are
+    computed together, as they share what they read."""
 
     task_elements: int
     non_temporal_bytes: int = 0
+    results: int = 1
 
 
 def map_schedule(elements: int, threads: int, target: CpuTarget, serial_below: int = 16384) -> MapSchedule:
@@ -38,3 +40,7 @@ def non_temporal_from(target: CpuTarget) -> int:
     anyone reads it.
     """
     return min(target.l3, STREAMED) if target.architecture == "x86_64" else 0
+
+
+MOST_RESULTS, FEW_RESULTS = 8, 4
+"""Results computed together with 32 registers for vectors, and with 16: a sum of each, and what they read meanwhile."""

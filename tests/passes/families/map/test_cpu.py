@@ -177,3 +177,30 @@ def test_maps_of_many_operations_fetch_what_they_read_next(body: str, fetched: s
     assert ("fetching" in tile) == bool(fetched)
     assert fetched in tile
     assert "b[l + " not in tile
+
+
+class Together(Selector):
+    """Computes four results at a time."""
+
+    def candidates(self, context):  # type: ignore[no-untyped-def]
+        from fusec.passes.families.map.schedule.cpu import MapSchedule
+
+        return [MapSchedule(100, results=4)]
+
+
+@pytest.mark.parametrize("extent", [16, 13, 7, 3, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("reduction", ["sum", "max"])
+def test_results_side_by_side(extent: int, padding: int, reduction: str) -> None:
+    """Where there are too few for the last ones, these begin earlier."""
+    shape, out = [2, 5 + 2 * padding, extent + 2 + 2 * padding, 20], [2, 3 + 2 * padding, extent + 2 * padding, 20]
+    text = f"""graph @g(%x: f32[2, 5, {extent + 2}, 20]) {{
+        %p = pad(%x, f32(0.5)) {{low=[0, {padding}, {padding}, 0], high=[0, {padding}, {padding}, 0]}} : f32{shape}
+        %u = windows(%p) {{axis=1, size=3}} : f32{[2, out[1], shape[2], 20, 3]}
+        %v = windows(%u) {{axis=2, size=3}} : f32{[*out, 3, 3]}
+        %s = reduce_{reduction}(%v) {{axes=[4, 5]}} : f32{out}
+        %y = neg(%s) : f32{out}
+        return %y
+    }}"""
+    check(text, selector=Together(cpu_target("cpu"), 2))
+    check(text, selector=Together(cpu_target("cpu"), 2), compiled=False)
