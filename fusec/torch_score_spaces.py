@@ -165,7 +165,9 @@ def _is_statistic(node: fx.Node, size: int | None = None) -> bool:
     if node.op != "call_function" or _is_map(node) or node.target in PRODUCTS:
         return False
     value = node.meta.get("val")
-    made = [value] if isinstance(value, torch.Tensor) else [v for v in value or () if isinstance(v, torch.Tensor)]
+    given = value if isinstance(value, tuple | list) else (value,)
+    made = [each for each in given if isinstance(each, torch.Tensor)]
     if size is None:
         size = max((size_of(read) or 0 for read in node.all_input_nodes), default=0)
-    return bool(made) and all(v.numel() * 4 <= size for v in made)
+    known = all(isinstance(n, int) for v in made for n in v.shape)
+    return bool(made) and known and all(v.numel() * 4 <= size for v in made)
