@@ -126,8 +126,17 @@ def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges, conditions: 
         yield Piece(exact, capture.graph, capture)
         return
     symbols = [symbol(name, low, high) for name, (low, high) in ranges.items()]
-    samples = _Samples(capture_at, known, symbols, conditions)
-    graph = samples.graph()
+    try:
+        samples = _Samples(capture_at, known, symbols, conditions)
+        graph = samples.graph()
+    except DimensionError:
+        name = _odd_last(capture_at, known, ranges, conditions)
+        if name is None:
+            raise
+        yield from _pieces(capture_at, known, _without_last(ranges, name), conditions)
+        rest = {other: ends for other, ends in ranges.items() if other != name}
+        yield from _pieces(capture_at, {**known, name: ranges[name][1]}, rest, conditions)
+        return
     samples.check({name: (max(low, 2), high) for name, (low, high) in ranges.items()})
     odd = [s for s in symbols if s.lo == 1 and not samples.fits_one(s)]
     left = dict(ranges)
@@ -141,6 +150,24 @@ def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges, conditions: 
         }
         here = {s.name: ends for s, ends in zip(symbols, cut, strict=True)}
         yield Piece({**exact, **here}, with_symbols(graph, narrowed), samples.first)
+
+
+def _odd_last(capture_at: CaptureAt, known: Bindings, ranges: Ranges, conditions: Conditions) -> str | None:
+    """The dimension without whose last extent one graph serves the ranges: at the length of a table of positions, say,
+    all of the table is read, and no part of it is taken."""
+    for name in ranges:
+        symbols = [symbol(n, low, high) for n, (low, high) in _without_last(ranges, name).items()]
+        try:
+            _Samples(capture_at, known, symbols, conditions).graph()
+        except DimensionError:
+            continue
+        return name
+    return None
+
+
+def _without_last(ranges: Ranges, name: str) -> dict[str, tuple[int, int]]:
+    low, high = ranges[name]
+    return {**ranges, name: (low, high - 1)}
 
 
 def _cuts(s: Symbol, without_one: bool) -> list[tuple[int, int]]:

@@ -261,3 +261,24 @@ def test_ranges_of_host_arrays_are_refused_on_gpus() -> None:
     pytest.importorskip("triton")
     with pytest.raises(LoweringError, match="fixed extents only"):
         fusec.compile(lambda x: np.exp(x), fusec.TensorSpec(("B:2..64", 4)), target="cuda:sm_90")
+
+
+def test_the_last_extent_may_be_a_piece_of_its_own() -> None:
+    table = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+
+    def add_positions(x: Any) -> Any:
+        return np.tanh(x + table[: x.shape[1]])  # at 16 rows all of it
+
+    torch = pytest.importorskip("torch")
+    weight = torch.from_numpy(table)
+
+    def add_positions_torch(x: Any) -> Any:
+        return torch.tanh(x + weight[: x.shape[1]])
+
+    ranges = {"B": (1, 9), "T": (1, 16)}
+    exe = fusec.compile(add_positions_torch, fusec.TensorSpec(("B", "T", 8), "float32"), dims=ranges)
+    by_numpy = fusec.compile(add_positions, fusec.TensorSpec(("B", "T", 8), "float32"), dims=ranges)
+    for b, t in ((1, 1), (3, 15), (9, 16), (1, 16), (2, 2)):
+        x = np.random.default_rng(b + t).standard_normal((b, t, 8)).astype(np.float32)
+        np.testing.assert_allclose(exe(torch.from_numpy(x)).numpy(), add_positions(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(by_numpy(x), add_positions(x), rtol=1e-5, atol=1e-6)
