@@ -102,17 +102,20 @@ def native_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """``_native_multi_head_attention`` in calls that fuse. NotImplementedError with a mask: its empty rows differ."""
-    if mask is not None:
-        raise NotImplementedError
+    """``_native_multi_head_attention`` in calls that fuse."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     made = [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
     q, k, v = (x.view(*x.shape[:2], num_head, -1).transpose(1, 2) for x in made)
-    if not need_weights:
+    if mask is None and not need_weights:
         joined = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return (F.linear(joined, proj_weight, proj_bias),)
-    shares = torch.softmax(q * q.shape[-1] ** -0.5 @ k.mT, -1)
+    scores = q * q.shape[-1] ** -0.5 @ k.mT
+    if mask is not None:  # a row without a key is NaN, where scaled_dot_product_attention gives 0
+        scores = scores.masked_fill(_over_scores(mask, mask_type, scores.shape), float("-inf"))
+    shares = torch.softmax(scores, -1)
     result = F.linear((shares @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    if not need_weights:
+        return (result,)
     return result, shares.mean(1) if average_attn_weights else shares
 
 
@@ -141,6 +144,18 @@ def rms_norm_gradient(
     return of_input, of_weight
 
 
+_SHAPED: Mapping[int | None, tuple[int, ...]] = {0: (2, 3), 1: (0, 3)}
+"""The axes of the scores that a mask has, by its type: one of pairs, one of keys. Any other has all."""
+
+
+def _over_scores(mask: torch.Tensor, mask_type: int | None, shape: torch.Size) -> torch.Tensor:
+    """Which scores count for nothing: where the mask is not 0. NotImplementedError for what the library refuses."""
+    axes = _SHAPED.get(mask_type, tuple(range(len(shape))))
+    if tuple(mask.shape) != tuple(shape[axis] for axis in axes):
+        raise NotImplementedError
+    return mask.bool().reshape([shape[axis] if axis in axes else 1 for axis in range(len(shape))])
+
+
 def encoder_layer(
     src: torch.Tensor,
     embed_dim: int,
@@ -163,11 +178,12 @@ def encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """``_transformer_encoder_layer_fwd`` in calls that fuse; NotImplementedError as for the attention."""
+    """``_transformer_encoder_layer_fwd`` in calls that fuse."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return native_attention(x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False)[0]
+        made = native_attention(x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False, mask_type=mask_type)
+        return made[0]
 
     def feed(x: torch.Tensor) -> torch.Tensor:
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)

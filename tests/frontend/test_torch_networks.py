@@ -183,3 +183,46 @@ def test_rms_norm_s_gradient(shape: tuple[int, ...], weighted: bool, dtype: torc
     graph = fusec.trace(gradients, g, x, rstd, w)
     divided = [op.result.type.size for op in graph.ops if op.name == "div"]
     assert divided == [x.numel() // 12]
+
+
+def _pairs(n: int) -> torch.Tensor:
+    """A mask whose third row has no key."""
+    mask = torch.ones(n, n, dtype=torch.bool).triu(1)
+    mask[2] = True
+    return mask
+
+
+EMPTY_ROWS: dict[str, tuple[torch.Tensor, int | None]] = {
+    "pairs": (_pairs(12), 0),
+    "keys": (torch.cat([PADDING[:2], torch.ones(1, 12, dtype=torch.bool)]), 1),
+    "all": (_pairs(12).expand(3, 2, 12, 12).contiguous(), 2),
+    "untold": (_pairs(12).expand(3, 2, 12, 12).contiguous(), None),
+    "numbers": (torch.zeros(3, 2, 12, 12).masked_fill(_pairs(12), float("-inf")), 2),
+    "other numbers": (_pairs(12).expand(3, 2, 12, 12) * 0.5, 2),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_ROWS)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_masks_of_the_native_attention(name: str, need_weights: bool) -> None:
+    mask, mask_type = EMPTY_ROWS[name]
+    torch.manual_seed(0)
+    weights = [torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)]
+
+    def attend(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        found = torch._native_multi_head_attention(x, x, x, 8, 2, *weights, mask, need_weights, True, mask_type)
+        return found if need_weights else found[0]
+
+    jitted: Any = fusec.jit(attend, fallback="error")
+    for _ in range(2):
+        torch.testing.assert_close(jitted(BATCH, mask), attend(BATCH, mask), rtol=1e-4, atol=1e-5, equal_nan=True)
+    (plan,) = jitted.dispatcher.plans
+    assert len(plan.executable.program.reports) == len(plan.executable.program.steps)
+
+
+def test_a_mask_that_does_not_fit_is_eagers_error() -> None:
+    layer = nn.TransformerEncoderLayer(**ENCODER).eval().requires_grad_(False)
+    jitted: Any = fusec.jit(layer)
+    for f in (layer, jitted):
+        with pytest.raises(RuntimeError, match="shape"):
+            f(BATCH, src_mask=torch.zeros(12, 11, dtype=torch.bool))
