@@ -318,7 +318,7 @@ class GuardWriter:
         own = None if cls is value else own_attributes(value)
         inner = {name: (own or {})[name] for name in _TABLES if _is_nn_module(value)}
         found = {*(own or {}), *(name for table in inner.values() for name in table)}
-        missing = frozenset(n for n in wanted - found if raw.in_class(cls, n) is None)
+        missing = frozenset(n for n in wanted - found if not raw.is_in_class(cls, n))
         if not missing:
             return
         shown = f"without {', '.join(sorted(missing))}"
@@ -353,7 +353,7 @@ class GuardWriter:
             is_none = value.grad is None
             self.code.check(f"{expression}.grad is None", f"{{v}} is not {is_none}", f"{path}.grad", value.grad)
         names = self.names.attributes & own.keys()
-        missing = {n for n in self.names.looked_for - own.keys() if raw.in_class(type(value), n) is None}
+        missing = {n for n in self.names.looked_for - own.keys() if not raw.is_in_class(type(value), n)}
         if not names and not missing:
             return
         test = self._holds_some(missing, "{v}") if missing else "False"

@@ -43,6 +43,11 @@ def in_class(cls: type, name: str) -> Any:
     return next((table_of(c)[name] for c in classes_of(cls) if name in table_of(c)), None)
 
 
+def is_in_class(cls: type, name: str) -> bool:
+    """Whether a class or one of its bases has a name, which may stand for None."""
+    return any(name in table_of(c) for c in classes_of(cls))
+
+
 @dataclass(frozen=True)
 class _Layout:
     """Where the instances of a class keep attributes: ``table`` gives their ``__dict__``, ``slots`` one each."""

@@ -156,3 +156,32 @@ def test_what_stays_missing_leaves_one_plan():
         holder.other = 3
         assert torch.equal(jitted(x), x)
     assert len(jitted.dispatcher.plans) == 1
+
+
+class Unset:
+    scale = None
+
+
+class Processor:
+    """As an attention processor of a library's module: its class says that there is no backend."""
+
+    backend = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scale = getattr(Unset, "scale", 1)
+        return x * 2 if scale is None and getattr(self, "backend", None) is None else x * 3
+
+
+def test_an_attribute_that_is_none_in_the_class_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = Processor()
+    jitted: Any = fusec.jit(lambda x: processor(x), fallback="error")
+    x = torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(jitted(x), x * 2)
+    assert len(jitted.dispatcher.plans) == 1
+    monkeypatch.setattr(Processor, "backend", 1)
+    assert torch.equal(jitted(x), x * 3)
+    monkeypatch.undo()
+    assert torch.equal(jitted(x), x * 2)
+    processor.backend = 1  # type: ignore[assignment]
+    assert torch.equal(jitted(x), x * 3)
