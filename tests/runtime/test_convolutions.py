@@ -21,16 +21,19 @@ for x_shape, w_shape, stride, padding, dilation in eval(sys.argv[1]):
         torch.manual_seed(0)
         x, w = torch.randn(x_shape).to(dtype), torch.randn(w_shape).to(dtype)
         b = torch.randn(w_shape[0]).to(dtype)
-        exact = F.conv2d(x.double(), w.double(), b.double(), stride, padding, dilation)
+        convolution = F.conv2d if x.dim() == 4 else F.conv3d
+        exact = convolution(x.double(), w.double(), b.double(), stride, padding, dilation)
         shape = (exact.shape[0], *exact.shape[2:], exact.shape[1])
         call = bind_convolution(convolution_to_text(LibraryConvolution(None, None, stride, padding, dilation, shape)))
-        (found,) = call(x.permute(0, 2, 3, 1).contiguous(), w, b)
+        (found,) = call(x.movedim(1, -1).contiguous(), w, b)
         assert found.is_contiguous()
-        torch.testing.assert_close(found.permute(0, 3, 1, 2).double(), exact, rtol=0.03, atol=0.1)
+        torch.testing.assert_close(found.movedim(-1, 1).double(), exact, rtol=0.03, atol=0.1)
 """
 ONE_WINDOW = [
     ((3, 1, 13, 3), (17, 1, 5, 2), (1, 3), (1, 0), (1, 1)),
     ((2, 1, 2, 1), (17, 1, 5, 5), (1, 3), (2, 2), (1, 1)),
+    ((2, 1, 1, 6, 6), (5, 1, 2, 2, 3), (2, 3, 1), (1, 2, 0), (1, 3, 1)),
+    ((1, 1, 1, 5, 5), (4, 1, 2, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
 ]
 IN_PADDING = [
     ((2, 3, 7, 1), (8, 3, 4, 2), (3, 2), (1, 3), (1, 2)),
