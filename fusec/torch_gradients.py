@@ -3,6 +3,8 @@
 AOTAutograd gives one node of autograd's for the whole function. Two things that eager's many nodes do are made up for
 by a hook on it. Where some results take no part in what is differentiated, inputs that only they depend on get no
 gradient. Where gradients are differentiated again (``create_graph=True``), they are those of the recording, run anew.
+What it can't make up for is an error: the gradient of a result on which another result depends holds its own part
+alone, so it can't be kept, and no hook may see it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class GradientFunction:
         self._call = self._first_call
         try:
             with compile_lock, dispatch_modes(), torch._C._DisableAutocast():  # its casts are among the calls
-                self._reached = _reached(recorded, inputs)
+                self._reached, self._inner = _reached(recorded, inputs)
                 mode = fake_mode()
                 made = _stand_ins(mode, recorded, inputs)
                 with torch._guards.tracing(torch._guards.TracingContext(mode)):
@@ -72,19 +74,24 @@ class GradientFunction:
         number = _number_of_node(made, inputs)
         if number is not None and not any(inputs[k].requires_grad for k in self._recorded.changed):
             self._call = partial(self._hooked, number)
-            self._hook(made[number].grad_fn, inputs)
+            self._hook(made, number, inputs)
         return made
 
     def _hooked(self, number: int, *inputs: torch.Tensor) -> Sequence[Any]:
         made: Sequence[Any] = self._run(*inputs)
-        self._hook(made[number].grad_fn, inputs)
+        self._hook(made, number, inputs)
         return made
 
-    def _hook(self, node: Any, inputs: Sequence[torch.Tensor]) -> None:
-        node.register_hook(partial(self._backward, _Again(inputs)))
+    def _hook(self, made: Sequence[Any], number: int, inputs: Sequence[torch.Tensor]) -> None:
+        inner = [weakref.ref(made[k]) for k in self._inner]
+        made[number].grad_fn.register_hook(partial(self._backward, _Again(inputs), inner))
 
-    def _backward(self, again: _Again, found: Gradients, given: Gradients) -> Gradients:
+    def _backward(
+        self, again: _Again, inner: Sequence[weakref.ref[Any]], found: Gradients, given: Gradients
+    ) -> Gradients:
         """What autograd hands on in place of the gradients that were found."""
+        if inner:
+            self._refuse_watched(inner)
         changed, sources = self._recorded.changed, self._recorded.sources
         if len(found) != len(sources) or (self._reached and len(given) != len(changed) + len(self._reached)):
             return found  # PyTorch's node is of other tensors than the recording's
@@ -97,6 +104,16 @@ class GradientFunction:
             return found
         reached = {k for gradient, inputs in zip(own, self._reached) if gradient is not None for k in inputs}
         return tuple(gradient if k in reached else None for k, gradient in enumerate(found))
+
+    def _refuse_watched(self, inner: Sequence[weakref.ref[Any]]) -> None:
+        """RuntimeError where someone looks at the gradient of a result on which another one depends."""
+        for reference in inner:
+            result = reference()
+            if result is not None and (result.retains_grad or result._backward_hooks):
+                raise RuntimeError(
+                    f"{self.name}: the gradient of a result on which another result depends can't be kept or seen by a "
+                    "hook, for both are made in one step; call the function as written (without fusec.jit) where it is"
+                )
 
     def _differentiable(self, again: _Again, found: Gradients, given: Gradients) -> Gradients:
         """The same gradients, as autograd computes them from the recording; those that were found where it can't."""
@@ -191,15 +208,16 @@ def _root(tensor: torch.Tensor) -> torch.Tensor:
 # What autograd knows of the recording
 
 
-def _reached(recorded: Recorded, inputs: Sequence[torch.Tensor]) -> list[set[int]]:
-    """Of each result the numbers of the inputs that its gradient leads to; empty where there is one result.
+def _reached(recorded: Recorded, inputs: Sequence[torch.Tensor]) -> tuple[list[set[int]], list[int]]:
+    """Of each result the numbers of the inputs that its gradient leads to, and the results on which others depend;
+    empty where there is one result.
 
     UnsupportedOpError where a tensor requires a gradient and the function was told otherwise, or the reverse. Raises
     what autograd raises for a write.
     """
     (output,) = (node for node in recorded.module.graph.nodes if node.op == "output")
     if not recorded.asked and not recorded.changed and len(output.args[0]) < 2:
-        return []
+        return [], []
     mode = fake_mode()
     fakes = _stand_ins(mode, recorded, inputs)
     answers = _Answers(recorded)
@@ -208,21 +226,29 @@ def _reached(recorded: Recorded, inputs: Sequence[torch.Tensor]) -> list[set[int
     if answers.wrong:
         raise UnsupportedOpError(f"the function asks whether {answers.wrong} requires a gradient")
     numbers = {id(x): k for k, x in enumerate(fakes)}
-    return [{numbers[key] for key in _leaves_behind(x.grad_fn) if key in numbers} for x in results]
+    behind = [_nodes_behind(x.grad_fn) for x in results]
+    leaves = [{id(node.variable) for node in nodes if hasattr(node, "variable")} for nodes in behind]
+    reached = [{numbers[key] for key in keys if key in numbers} for keys in leaves]
+    inner = [
+        k
+        for k, x in enumerate(results)
+        if x.grad_fn is not None
+        and not any(x is fake or x._base is fake for fake in fakes)
+        and any(x.grad_fn in nodes for y, nodes in zip(results, behind) if y.grad_fn is not x.grad_fn)
+    ]
+    return reached, inner
 
 
-def _leaves_behind(node: Any) -> set[int]:
-    """The ids of the leaves that a gradient leads to."""
-    found, seen, ahead = set(), set(), [node]
+def _nodes_behind(node: Any) -> set[Any]:
+    """The nodes that a gradient is led through, to leaves."""
+    seen, ahead = set[Any](), [node]
     while ahead:
         at = ahead.pop()
         if at is None or at in seen:
             continue
         seen.add(at)
-        if hasattr(at, "variable"):
-            found.add(id(at.variable))
         ahead += [following for following, _ in at.next_functions]
-    return found
+    return seen
 
 
 class _Calls(torch.nn.Module):

@@ -89,6 +89,22 @@ class TestBesideAutograd:
         torch.testing.assert_close(y.grad, torch.full((3,), 2.0))
         assert len(seen) == 1
 
+    def test_the_gradient_of_a_result_on_which_another_depends(self) -> None:
+        jitted = compiled(lambda x: (lambda h: (h, h.exp(), x + 1))(x * 2))
+        looks: list[Any] = [lambda h: h.retain_grad(), lambda h: h.register_hook(lambda gradient: None)]
+        for look in looks:
+            results = jitted(leaf(3))
+            look(results[0])
+            with pytest.raises(RuntimeError, match="as written"):
+                sum(y.sum() for y in results).backward()
+        for k in (1, 2):
+            x = leaf(3)
+            results = jitted(x)
+            results[k].retain_grad()
+            sum(y.sum() for y in results).backward()
+            torch.testing.assert_close(results[k].grad, torch.ones(3))
+            torch.testing.assert_close(x.grad, 3 + 2 * (2 * x).exp())
+
     @pytest.mark.parametrize("late", [False, True])
     @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
     def test_hooks_of_modules(self, kind: str, late: bool) -> None:
