@@ -46,6 +46,7 @@ from benchmarks.workloads import (
     memory,
     minilm,
     rowwise,
+    scores,
     windows,
 )
 from fusec.probing import measure_machine as measure_rates
@@ -55,6 +56,7 @@ from fusec.tuning.machines import known_rates
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,
     "attention": attention.rows,
+    "scores": scores.rows,
     "low-precision": low_precision.rows,
     "memory": memory.rows,
     "elementwise": elementwise.rows,

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.workloads import scores
+
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
 
@@ -268,6 +270,23 @@ def _decode(b: int, n: int) -> Work:
     )
 
 
+def _score_spaces(b: int, h: int, n: int, d: int) -> list[Work]:
+    """Scores without a softmax, and attention's backward alone."""
+    points, shape = float(b * h * n * n), f"B{b} H{h} N{n} D{d}"
+    three = lambda: (rand(b, h, n, d), rand(b, h, n, d), rand(b, h, n, d))  # noqa: E731
+    halves = lambda: (*(rand(b, h, n, d // 2) for _ in range(4)), rand(b, h, n, d))  # noqa: E731
+    again = lambda: scores.backward_arguments(rand, b, h, n, d)  # noqa: E731
+
+    def of(name: str, function: Function, arguments: Callable[[], tuple[Any, ...]], flops: float) -> Work:
+        return Work(f"{name} {shape}", function, arguments, flops, "TFLOP/s", autotuned=False, exact=False)
+
+    forward = [
+        of(name, f, three, 4 * points * d * (0.5 if causal else 1)) for name, (f, causal) in scores.FORWARD.items()
+    ]
+    backward = [of(name, f, again, matmuls * points * d) for name, (f, matmuls) in scores.BACKWARD.items()]
+    return [*forward, of("difference of sigmoids, causal", scores.difference, halves, 2 * points * d), *backward]
+
+
 def works() -> list[Work]:
     rows, columns = 16384, 8192
     size = 2.0 * rows * columns
@@ -306,6 +325,7 @@ def works() -> list[Work]:
             {"FlexAttention": flex_changed()},
             autotuned=False,
         ),
+        *_score_spaces(2, 16, 4096, 128),
         Work("softmax 16384×8192", softmax, wide(1, 0), 2 * size, "GB/s", autotuned=False),
         Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
         Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),

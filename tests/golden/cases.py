@@ -28,6 +28,7 @@ from benchmarks.workloads import (
     memory,
     minilm,
     rowwise,
+    scores,
     windows,
 )
 
@@ -40,7 +41,7 @@ TARGETS = (*CPUS, *GPUS)
 
 RANDOM_GRAPHS = 40
 
-_WORKLOADS = (linear, attention, low_precision, memory, elementwise, rowwise, windows, minilm, bert, gpt2)
+_WORKLOADS = (linear, attention, scores, low_precision, memory, elementwise, rowwise, windows, minilm, bert, gpt2)
 _NOWHERE = Machine("", "", "", 0, 0, "", 0, "", "", {}, 0.0, "", 0.0)
 
 
