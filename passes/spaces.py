@@ -14,14 +14,17 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.passes.families.scores.match import Space, fits, parts_of, space_above
 from fusec.passes.groups.partition import Partition
+from fusec.passes.normalizers import divide_results
 from fusec.runtime.program import Declined
 
 
 def spaces_apart(graph: Graph, *, blocked: bool) -> Graph:
-    """The graph where no values of a score space that fits a kernel are consumed along two of its axes.
+    """The graph where no values of a score space that fits a kernel are consumed along two of its axes, and none are
+    divided by a sum of their rows.
 
     ``blocked``: see :class:`~fusec.passes.families.family.Family`.
     """
+    graph = divide_results(graph)
     partition = Partition(graph)
     seen: set[Op] = set()
     cloner = _Cloner(partition)

@@ -24,7 +24,7 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_st
 from fusec.passes.lower.mask import KeyRange, range_of
 from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.sums import block_for
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite, with_loads_replaced
 
 MANY_ROWS = 64
@@ -57,6 +57,9 @@ class _Scores:
         shape = most_of(extents)
         return Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile")
 
+    def row_tile(self, name: str) -> Buffer:
+        return Buffer(self.context.unique(name), self.dtype, (self.schedule.rows,), (1,), "tile")
+
     @cached_property
     def span(self) -> KeyRange:
         """The columns that a block of rows visits."""
@@ -73,10 +76,13 @@ class _Scores:
             out = self.tile("acc", place.extent, s.rows)
             sums.append(Load(out, (place.var, self.ri)))
             setup += [Alloc(out), Map((place, self.lanes), out, (place.var, self.ri), Const(0.0, self.dtype))]
+        self.sums = [Load(self.row_tile("row_sum"), (self.ri,)) for _ in e.sums]
+        for held in self.sums:
+            setup += [Alloc(held.buffer), Map((self.lanes,), held.buffer, (self.ri,), Const(0.0, self.dtype))]
         rows = self._row_operands(setup)
         step = Loop(self.c0, self.span.start, self.span.stop, s.columns, tuple(self._step(rows, places, sums)))
         pairs = [(c.place, place) for c, place in zip(e.consumers, places, strict=True)]
-        stores = scores_stores(self.context, self.parts, e, self.shift, self.live_lanes, pairs, sums)
+        stores = scores_stores(self.context, self.parts, e, self.shift, self.live_lanes, pairs, sums, self.sums)
         others = (Iter.over(p, n) for p, n in e.others)
         grid = Grid((*others, Iter.over(self.number, self.blocks)), (*setup, step, *stores))
         return replace(self.context.finish("scores", (grid,), s.describe()), skipped=self.span.skipped)
@@ -119,8 +125,8 @@ class _Scores:
     def _weights(self, raws: dict[Buffer, Load], code: list[Statement]) -> list[Load]:
         """Tiles of what each consumer reads."""
         values: list[ScalarExpr] = []
-        for c in self.e.consumers:
-            value = reindex(c.score, self.shift)
+        for score in self.e.scores:
+            value = reindex(score, self.shift)
             for raw, load in raws.items():
                 value = with_loads_replaced(value, raw, load)
             values.append(self._cast(value))
@@ -128,6 +134,12 @@ class _Scores:
         if common is not None:
             kept = self._put(common, "shared", code)
             values = [rewrite(v, lambda n: kept if n == common else None) for v in values]
+        count = len(self.e.consumers)
+        for held, value in zip(self.sums, values[count:], strict=True):
+            here = all(map(_is_tile, loads(value)))
+            domain = self.block, self.lanes if here else self.live_lanes
+            code.append(Reduce(domain, held.buffer, (self.ri,), "sum", value, fresh=False))
+        values = values[:count]
         return [v if isinstance(v, Load) and _is_tile(v) else self._put(v, "weights", code) for v in values]
 
     def _put(self, value: ScalarExpr, name: str, code: list[Statement]) -> Load:

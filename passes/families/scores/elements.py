@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
+from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import FusedAttributes, ScoresGroup
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import last, most
@@ -24,11 +25,18 @@ class ScoresParts:
     products: tuple[Op, ...]
     consumers: tuple[Op, ...]
     sides: tuple[int, ...]
+    sums: tuple[Op, ...] = ()
+
+    @property
+    def ends(self) -> tuple[Op, ...]:
+        """The dots and the sums that consume values of the space."""
+        return *self.consumers, *self.sums
 
     @property
     def group(self) -> ScoresGroup:
         """The values, as a fused op carries them."""
-        return ScoresGroup(tuple(p.result for p in self.products), tuple(c.result for c in self.consumers), self.sides)
+        products, results, sums = (tuple(op.result for op in ops) for ops in (self.products, self.consumers, self.sums))
+        return ScoresGroup(products, results, self.sides, sums)
 
 
 def scores_parts(op: Op) -> ScoresParts:
@@ -37,8 +45,9 @@ def scores_parts(op: Op) -> ScoresParts:
     roles, producers = op.attributes.roles, op.attributes.body.producers()
     if not isinstance(roles, ScoresGroup):
         raise LoweringError(f"{op.attributes.body.name} does not hold a score space")
-    products, consumers = (tuple(producers[v] for v in values) for values in (roles.products, roles.results))
-    return ScoresParts(products, consumers, roles.sides)
+    parts = (roles.products, roles.results, roles.sums)
+    products, consumers, sums = (tuple(producers[v] for v in values) for values in parts)
+    return ScoresParts(products, consumers, roles.sides, sums)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,15 @@ class ScoreConsumer:
 
 
 @dataclass(frozen=True)
+class ScoreSum:
+    """A sum along the columns of ``score``, a value at a point; ``point`` is the index of the result."""
+
+    op: Op
+    score: ScalarExpr
+    point: tuple[Symbol, ...]
+
+
+@dataclass(frozen=True)
 class ScoreElements:
     """One element of each part, over tight symbols.
 
@@ -84,11 +102,17 @@ class ScoreElements:
 
     products: tuple[ScoreProduct, ...]
     consumers: tuple[ScoreConsumer, ...]
+    sums: tuple[ScoreSum, ...]
     row: Symbol
     rows: Dim
     column: Symbol
     columns: Dim
     others: tuple[tuple[Symbol, Dim], ...]
+
+    @property
+    def scores(self) -> list[ScalarExpr]:
+        """What is consumed at a point: by each dot, then by each sum."""
+        return [end.score for end in (*self.consumers, *self.sums)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,7 @@ def find_elements(inliner: Inliner, parts: ScoresParts) -> ScoreElements:
         inliner.add_leaf(op.result, _noted(raw, seen[number]))
     frame = _frame(parts)
     consumers = [_consumer(inliner, frame, c, side) for c, side in zip(parts.consumers, parts.sides, strict=True)]
+    sums = tuple(_sum(inliner, frame, op) for op in parts.sums)
     products: list[ScoreProduct] = []
     for raw, op, at in zip(raws, parts.products, seen, strict=True):
         if len(at) != 1:
@@ -127,7 +152,7 @@ def find_elements(inliner: Inliner, parts: ScoresParts) -> ScoreElements:
     others = tuple((s, n) for s, n in zip(frame.point, frame.extents, strict=False) if s is not row)
     extent = dict(zip(frame.point, frame.extents, strict=False))[row]
     turned = tuple(_turned(p, row, frame.column) for p in products)
-    return ScoreElements(turned, tuple(consumers), row, extent, frame.column, frame.extents[-1], others)
+    return ScoreElements(turned, tuple(consumers), sums, row, extent, frame.column, frame.extents[-1], others)
 
 
 def _noted(raw: Buffer, seen: set[Subscripts]) -> Leaf:
@@ -168,6 +193,15 @@ def _consumer(inliner: Inliner, frame: _Frame, op: Op, side: int) -> ScoreConsum
     column = inliner.at(op.operands[1 - side], operand_index(op, 1 - side, frame.batch, (place,), (frame.column,)))
     frees = (*frame.free, place) if side == 0 else (place, *frame.free)
     return ScoreConsumer(op, score, column, place, _known(extent), (*frame.batch, *frees))
+
+
+def _sum(inliner: Inliner, frame: _Frame, op: Op) -> ScoreSum:
+    assert isinstance(op.attributes, ReduceAttributes)
+    (value,), (axis,) = op.operands, op.attributes.axes
+    if (*op.result.type.shape, value.type.shape[axis]) != frame.extents:
+        raise LoweringError(f"{op.result} does not lie along the rows of the scores")
+    index = (*frame.point[:axis], frame.column, *frame.point[axis:])
+    return ScoreSum(op, inliner.at(value, index), frame.point)
 
 
 def _one(dims: Sequence[Dim], reason: str) -> tuple[Dim]:

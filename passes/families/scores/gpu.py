@@ -18,7 +18,6 @@ from fusec.ir.types import DType, bool_, f32
 from fusec.passes.contraction import accumulator_dtype, allows_tf32
 from fusec.passes.cost.lanes import points_work
 from fusec.passes.families.scores.elements import (
-    ScoreConsumer,
     ScoreElements,
     ScoreProduct,
     find_elements,
@@ -33,7 +32,7 @@ from fusec.passes.families.scores.zeros import common_conditions
 from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.mask import KeyRange, held_in_f32, range_of, without_conditions
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import (
     Apply,
     Buffer,
@@ -62,7 +61,7 @@ def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) 
     conditions = common_conditions(e)
     span = range_of(conditions, e.row, e.column, (e.rows, _SEEN), (e.columns, _SEEN), number)
     work = points_work(
-        [by_powers_of_two(without_conditions(c.score, span.conditions)) for c in e.consumers],
+        [by_powers_of_two(without_conditions(score, span.conditions)) for score in e.scores],
         {p.raw for p in e.products},
         (e.row, e.column),
     )
@@ -91,7 +90,7 @@ class _Scores:
         self.context, self.schedule = context, schedule
         self.parts = scores_parts(context.op)
         self.e: ScoreElements = find_elements(context.inliner, self.parts)
-        for op in (*self.parts.products, *self.parts.consumers):
+        for op in (*self.parts.products, *self.parts.ends):
             if accumulator_dtype(op) is not f32:
                 raise LoweringError(f"scores of {accumulator_dtype(op)} on a GPU")
         e, s = self.e, schedule
@@ -110,6 +109,7 @@ class _Scores:
         self.rows = Iter(self.ri, s.rows)
         self.live_rows = Iter(self.ri, s.rows, None if e.rows % s.rows == 0 else sub(e.rows, first))
         self.block_limit = None if e.columns % s.columns == 0 else sub(e.columns, self.c0)
+        self.coarse = all(c.score.dtype.bits == 16 for c in e.consumers)
         self._held: dict[ScalarExpr, Load] = {}
         self.setup: list[Statement] = []
 
@@ -133,8 +133,12 @@ class _Scores:
         accumulators = [
             Load(out, (self.ri, self._inner(c.extent).var)) for out, c in zip(sums, e.consumers, strict=True)
         ]
+        self.sums = [Load(self.tile("row_sum", s.rows), (self.ri,)) for _ in e.sums]
+        for held in self.sums:
+            self.setup += [Alloc(held.buffer), Map((self.rows,), held.buffer, (self.ri,), Const(0.0, f32))]
         loops = [self._loop(*bounds_, rows, accumulators) for bounds_ in self._loops()]
-        stores = scores_stores(self.context, self.parts, e, self.shift, self.live_rows, self._places(), accumulators)
+        held_in = accumulators, self.sums
+        stores = scores_stores(self.context, self.parts, e, self.shift, self.live_rows, self._places(), *held_in)
         grid = Grid(
             (*(Iter.over(p, n) for p, n in e.others), Iter.over(self.row_block, self.blocks)),
             (*self.setup, *loops, *stores),
@@ -252,7 +256,7 @@ class _Scores:
     def _scores(self, raws: dict[Buffer, Load], whole: bool, columns: Iter) -> tuple[list[Load], list[Statement]]:
         """Tiles of what each consumer reads. Where ``whole``, no mask of indices is asked."""
         e = self.e
-        values = [self._value(c, raws, whole) for c in e.consumers]
+        values = [self._value(score, raws, whole) for score in e.scores]
         code: list[Statement] = []
         common = shared_part(values)
         if common is not None:
@@ -260,7 +264,10 @@ class _Scores:
             code += [Alloc(kept.buffer), Map((self.live_rows, columns), kept.buffer, (self.ri, self.cj), common)]
             values = [rewrite(v, lambda n: kept if n == common else None) for v in values]
         found: list[Load] = []
-        for c, value in zip(e.consumers, values, strict=True):
+        for held, value in zip(self.sums, values[len(e.consumers) :], strict=True):
+            summed = value if value.dtype is f32 else Apply("cast", (value,), f32)
+            code.append(Reduce((self.live_rows, columns), held.buffer, (self.ri,), "sum", summed, fresh=False))
+        for c, value in zip(e.consumers, values, strict=False):
             tile = self.tile("weights", self.schedule.rows, self.schedule.columns, dtype=c.score.dtype)
             if columns.limit is not None:
                 live = Apply("lt", (IndexValue(self.cj), IndexValue(columns.limit)), bool_)
@@ -270,13 +277,13 @@ class _Scores:
             found.append(Load(tile, where))
         return found, code
 
-    def _value(self, c: ScoreConsumer, raws: dict[Buffer, Load], whole: bool) -> ScalarExpr:
-        value = without_conditions(c.score, self.span.conditions) if whole else c.score
+    def _value(self, score: ScalarExpr, raws: dict[Buffer, Load], whole: bool) -> ScalarExpr:
+        value = without_conditions(score, self.span.conditions) if whole else score
         value = reindex(value, self.shift)
         for raw, load in raws.items():
             value = with_loads_replaced(value, raw, load)
         value = held_in_f32(value)
-        return by_powers_of_two(value) if c.score.dtype.bits == 16 else value
+        return by_powers_of_two(value) if self.coarse else value
 
 
 def _grows(span: KeyRange, block: Symbol, blocks: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fusec.errors import LoweringError
+from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
 from fusec.passes.contraction import accumulator_dtype, contraction
@@ -43,17 +44,18 @@ class ScoresMatch:
 
     @property
     def ops(self) -> frozenset[Op]:
-        return frozenset((*self.parts.products, *self.score_ops, *self.parts.consumers))
+        return frozenset((*self.parts.products, *self.score_ops, *self.parts.ends))
 
 
 @dataclass(frozen=True)
 class Space:
     """Dots that make values on the points of a space, the maps between, and the dots that consume values on it with the
-    number of the operand which these are."""
+    number of the operand which these are; sums of such values beside them."""
 
     products: tuple[Op, ...]
     between: tuple[Op, ...]
     consumers: tuple[tuple[Op, int], ...]
+    sums: tuple[Op, ...] = ()
 
 
 def match_scores(partition: Partition, log: Log, blocked: bool) -> None:
@@ -77,6 +79,9 @@ def _take(partition: Partition, match: ScoresMatch, log: Log, blocked: bool) -> 
         if op.result.type.shape == group.domain and side == match.parts.sides[0]:
             group.anchors.append(op)
             group.position[op.result] = group.identity
+    if match.parts.sides[0] == 0:
+        for op in match.parts.sums:
+            group.position[op.result] = group.identity[:-1]
     group.roles = match.parts.group
     grow_consumers(partition, group, log)
     grow_producers(partition, group, is_cheap, [v for inner in match.score_ops for v in inner.operands])
@@ -102,7 +107,7 @@ def match_space(partition: Partition, op: Op, blocked: bool) -> ScoresMatch | De
     match = ScoresMatch(parts_of(partition, space, space.consumers), space.between, sides)
     if match.parts.products != space.products:
         return no(f"{len(space.products)} products make scores, and the results are made of {len(found.products)}")
-    for consumer in match.parts.consumers:
+    for consumer in match.parts.ends:
         if partition.would_cycle(set(match.ops - {consumer}), consumer):
             return no(f"{consumer.result} is made of a value that another kernel makes of this one's")
     return match
@@ -110,17 +115,17 @@ def match_space(partition: Partition, op: Op, blocked: bool) -> ScoresMatch | De
 
 def parts_of(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]]) -> ScoresParts:
     """Some of a space's consumers, and the products that they read."""
-    read = {p for op, side in consumers for p in products_above(partition, op.operands[side])}
-    return ScoresParts(
-        tuple(p for p in space.products if p in read), tuple(c for c, _ in consumers), tuple(s for _, s in consumers)
-    )
+    values = [*(op.operands[side] for op, side in consumers), *(op.operands[0] for op in space.sums)]
+    read = {p for v in values for p in products_above(partition, v)}
+    products = tuple(p for p in space.products if p in read)
+    return ScoresParts(products, tuple(c for c, _ in consumers), tuple(s for _, s in consumers), space.sums)
 
 
 def fits(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]], blocked: bool) -> ScoreElements:
     """The elements of a kernel for some of a space's consumers. LoweringError where there is none, its text empty where
     that needs no telling."""
     parts = parts_of(partition, space, consumers)
-    elements = find_elements(partition.inliner({*parts.products, *space.between, *parts.consumers}), parts)
+    elements = find_elements(partition.inliner({*parts.products, *space.between, *parts.ends}), parts)
     reason = _unfit(elements, parts, blocked)
     if reason is not None:
         raise LoweringError(reason)
@@ -159,6 +164,7 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
         return no("")
     ops = {*products, *between}
     consumers: dict[Op, int] = {}
+    sums: dict[Op, None] = {}
     for op in sorted(ops, key=partition.order.__getitem__):
         if op in partition.owner:
             return no(f"{op.result} is already part of another kernel")
@@ -166,6 +172,9 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
             return no(f"{op.result} is also an output, so it must be stored whole")
         for reader in partition.compute_consumers(op):
             if reader in ops:
+                continue
+            if _is_sum(reader) and reader not in partition.owner:
+                sums[reader] = None
                 continue
             sides = [s for s, v in enumerate(reader.operands) if _is_made_of(partition, v, op)]
             if reader.name != "dot" or reader in partition.owner:
@@ -179,6 +188,7 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
         tuple(sorted(products, key=order)),
         tuple(sorted(between, key=order)),
         tuple(sorted(consumers.items(), key=lambda c: order(c[0]))),
+        tuple(sorted(sums, key=order)),
     )
 
 
@@ -224,6 +234,14 @@ def _closed(partition: Partition, made: list[Op]) -> tuple[set[Op], set[Op]]:
             products.update(new)
             waiting.extend(new)
     return products, between
+
+
+def _is_sum(op: Op) -> bool:
+    """Whether an op adds up floats along one axis."""
+    if op.name != "reduce_sum" or not op.result.type.dtype.is_float:
+        return False
+    assert isinstance(op.attributes, ReduceAttributes)
+    return len(op.attributes.axes) == 1
 
 
 def _is_made_of(partition: Partition, value: Value, op: Op) -> bool:

@@ -36,8 +36,8 @@ def zero_conditions(value: ScalarExpr) -> list[Live]:
 
 
 def common_conditions(e: ScoreElements) -> list[Live]:
-    """What must hold of the indices for any of the consumers to read something other than 0."""
-    found = [zero_conditions(c.score) for c in e.consumers]
+    """What must hold of the indices for anything other than 0 to be consumed."""
+    found = [zero_conditions(score) for score in e.scores]
     return [c for c in found[0] if all(c in others for others in found[1:])]
 
 

@@ -105,6 +105,31 @@ def difference(q1: Any, q2: Any, k1: Any, k2: Any, v: Any) -> Any:
     return s.masked_fill(causal(s), 0.0) @ v
 
 
+def normalized(q: Any, k: Any, v: Any) -> Any:
+    """Scores in proportion to the sum of their sizes."""
+    s = retained(q, k)
+    return (s / s.abs().sum(-1, keepdim=True)) @ v
+
+
+def normalized_at_least(q: Any, k: Any, v: Any) -> Any:
+    """Retention's normaliser, given too."""
+    s = retained(q, k)
+    size = s.float().sum(-1, keepdim=True).abs().clamp(min=1)
+    return (s / size).to(v.dtype) @ v, size
+
+
+def beside_sums(q: Any, k: Any, v: Any) -> Any:
+    """The sum of the weights, and how many are large, beside what they weigh."""
+    s = torch.sigmoid(q @ k.mT / 4)
+    return s @ v, s.float().sum(-1), (s > 0.5).float().sum(-1)
+
+
+def retained(q: Any, k: Any) -> Any:
+    s = q @ k.mT
+    i, j = indices(s)
+    return s * torch.where(i >= j, 0.97 ** (i - j).float(), 0.0).to(q.dtype)
+
+
 def grouped(q: Any, k: Any, v: Any) -> Any:
     """Query heads that share keys and values."""
     heads = q.shape[1] // k.shape[1]
@@ -169,6 +194,10 @@ SCORES = {
     "retention, per head": Case(retention_per_head, shapes(128, 128, 32)),
     "biased": Case(biased, (*shapes(100, 130, 16), (2, 100, 130))),
     "difference": Case(difference, (*shapes(160, 160, 16)[:1] * 2, *shapes(160, 160, 16)[:1] * 2, (1, 2, 160, 32))),
+    "normalized": Case(normalized, shapes(160, 160, 32)),
+    "normalized, at least": Case(normalized_at_least, shapes(160, 160, 32)),
+    "normalized, f32": Case(normalized_at_least, shapes(100, 130, 16), dtype=torch.float32),
+    "beside sums": Case(beside_sums, shapes(100, 130, 16)),
     "grouped heads": Case(grouped, ((2, 4, 130, 32), (2, 2, 130, 32), (2, 2, 130, 32))),
     "backward, queries": Case(backward_queries(False), backward_shapes(150, 130, 32), single=(4, 5)),
     "backward, queries, causal": Case(backward_queries(True), backward_shapes(300, 300, 64), single=(4, 5)),

@@ -62,7 +62,9 @@ def test_what_follows_the_result_joins() -> None:
     ("maps", "returned", "reason"),
     [
         (SQUARE, "%o, %p", "%p is also an output, so it must be stored whole"),
-        (f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[2]}} : f32[2, 128]", "%o, %r", "%p is also read by reduce_sum"),
+        (f"{SQUARE}\n%r = reduce_max(%p) {{axes=[2]}} : f32[2, 128]", "%o, %r", "%p is also read by reduce_max"),
+        (f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[0]}} : f32[128, 128]", "%o, %r", "along the rows of the scores"),
+        (f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[1]}} : f32[2, 128]", "%o, %r", "read at more than one place"),
         (
             f"{SQUARE}\n%w = dot(%p, %s) {{contract=[2]x[1], batch=[0]x[0]}} : SPACE",
             "%o, %w",
@@ -74,6 +76,14 @@ def test_values_that_are_needed_elsewhere(maps: str, returned: str, reason: str)
     lowered = on_gpu(chain(maps, returned))
     assert "scores" not in group_kinds(lowered)
     assert any(reason in r for r in reasons(lowered)), reasons(lowered)
+
+
+def test_a_sum_of_rows_joins() -> None:
+    graph = chain(f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[2]}} : f32[2, 128]", "%o, %r")
+    (op,) = (o for o in on_gpu(graph).graph.ops if o.name == "fused")
+    assert isinstance(op.attributes, FusedAttributes)
+    assert isinstance(op.attributes.roles, ScoresGroup)
+    assert [v.name for v in op.attributes.roles.sums] == ["r"]
 
 
 def test_two_layers_of_a_network_stay_products() -> None:
