@@ -77,10 +77,14 @@ def _is_sum(partition: Partition, value: Value, x: Value) -> bool:
         return _is_sum(partition, op.operands[0], x)
     if op.name == "maximum":
         least = partition.producers.get(op.operands[1])
-        constant = least.attributes if least is not None else None
-        positive = isinstance(constant, ConstantAttributes) and isinstance(constant.value, int | float)
-        return positive and constant.value > 0 and _has_sum(partition, op.operands[0], x)
+        return _is_positive(least) and _has_sum(partition, op.operands[0], x)
     return _is_sum_of(op, x) and _is_not_negative(partition, op.operands[0])
+
+
+def _is_positive(op: Op | None) -> bool:
+    """Whether an op is a positive number."""
+    constant = op.attributes if op is not None else None
+    return isinstance(constant, ConstantAttributes) and isinstance(constant.value, int | float) and constant.value > 0
 
 
 def _has_sum(partition: Partition, value: Value, x: Value) -> bool:

@@ -112,7 +112,7 @@ class ScoreElements:
     @property
     def scores(self) -> list[ScalarExpr]:
         """What is consumed at a point: by each dot, then by each sum."""
-        return [end.score for end in (*self.consumers, *self.sums)]
+        return [*(c.score for c in self.consumers), *(s.score for s in self.sums)]
 
 
 @dataclass(frozen=True)
