@@ -260,8 +260,8 @@ def _key_range(
         fulls.append(_full(conditions, query, key, queries, keys, b, spans[b], before))
     full = None
     for end in (0, 1):  # where a block has none, its empty run begins or ends its span: whatever keeps bounds simple
-        runs = [(spans[b][end],) * 2 if run is None else run for b, run in enumerate(fulls)]
-        first = _fit([a for a, _ in runs], queries[1], tile, extent, block, upper=False)
+        runs = [(min(spans[b][end], extent // tile),) * 2 if run is None else run for b, run in enumerate(fulls)]
+        first = _fit([a for a, _ in runs], queries[1], tile, whole_tiles, block, upper=False, top=end == 1)
         last = _with_prefix([z for _, z in runs], queries[1], tile, whole_tiles, block, upper=False)
         if full is None and first is not None and last is not None:
             full = first, last
@@ -477,7 +477,8 @@ def _fit(
                 hi = hi if top and t * tile == extent else min(hi, high)
         if lo > hi:
             continue
-        line = add(mul(block, slope), min(hi, max(lo, 0)) if not upper else hi if hi < 10**12 else lo)
+        highest = hi if hi < 10**12 else max(lo, extent) if slope == 0 else lo
+        line = add(mul(block, slope), highest if upper else min(hi, max(lo, 0)))
         if upper:
             return minimum(line, extent)
         whole = mul(floordiv(maximum(line, 0), tile), tile)

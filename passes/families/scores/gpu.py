@@ -17,6 +17,7 @@ from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import DType, bool_, f32
 from fusec.passes.contraction import accumulator_dtype, allows_tf32
 from fusec.passes.cost.lanes import points_work
+from fusec.passes.families.scores.distances import by_rows_and_columns
 from fusec.passes.families.scores.elements import (
     ScoreElements,
     ScoreProduct,
@@ -158,9 +159,7 @@ class _Scores:
     def _loops(self) -> list[tuple[Index, Index, bool, bool]]:
         """Bounds of the columns' loops, whether the mask is taken to hold, and whether blocks may be cut short."""
         span, limited = self.span, self.block_limit is not None
-        stop, columns = span.stop, self.schedule.columns
-        if isinstance(stop, int) and isinstance(self.e.columns, int):
-            stop = min(-(-stop // columns) * columns, self.e.columns)
+        stop = span.stop
         if span.full is None or span.full[0] == span.full[1]:
             return [(span.start, stop, False, limited)]
         first, past = span.full
@@ -282,7 +281,7 @@ class _Scores:
         value = reindex(value, self.shift)
         for raw, load in raws.items():
             value = with_loads_replaced(value, raw, load)
-        value = held_in_f32(value)
+        value = by_rows_and_columns(held_in_f32(value), {self.c0, self.cj})
         return by_powers_of_two(value) if self.coarse else value
 
 

@@ -70,7 +70,7 @@ CAUSAL = f"%c = le(%j, %i) : bool[{Q}, {K}]"
             "64*(max((64*qo - 1), 0) // 64)..min((64*qo + 128), 150)",
         ),
         (f"%c = lt(%j, i64(60)) : bool[1, {K}]", "0..64"),
-        (f"%c = ge(%j, i64(140)) : bool[1, {K}]", "128..129"),
+        (f"%c = ge(%j, i64(140)) : bool[1, {K}]", "128..150"),
     ],
     ids=["causal", "window", "prefix", "symmetric window", "first keys", "last keys"],
 )
@@ -281,6 +281,11 @@ KINDS: dict[str, tuple[ScalarExpr, Callable[[Any, Any], Any]]] = {
     "causal": (BEHIND, lambda i, j: j <= i),
     "ahead": (_index("le", COLUMN, _index("add", ROW, Const(75, i64)), to=bool_), lambda i, j: j <= i + 75),
     "window": (_also(BEHIND, _less(DISTANCE, 90)), lambda i, j: (j <= i) & (i - j < 90)),
+    "not before": (_index("ge", COLUMN, ROW, to=bool_), lambda i, j: j >= i),
+    "window after": (
+        _also(_index("ge", COLUMN, ROW, to=bool_), _less(_index("sub", COLUMN, ROW), 90)),
+        lambda i, j: (j >= i) & (j - i < 90),
+    ),
     "both sides": (_less(_index("abs", DISTANCE), 70), lambda i, j: abs(i - j) < 70),
     "prefix": (_either(BEHIND, _less(COLUMN, 100)), lambda i, j: (j <= i) | (j < 100)),
     "sinks": (
@@ -318,7 +323,7 @@ def test_nothing_kept_is_left_out_and_nothing_masked_is_taken_for_whole(
             assert part[:, first:last].all()
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "both sides", "prefix", "keys"])
+@pytest.mark.parametrize("name", ["causal", "window", "not before", "both sides", "prefix", "keys"])
 def test_usual_masks_have_whole_blocks(name: str) -> None:
     condition, _ = KINDS[name]
     query, key, block = symbol("q", 0, 511), symbol("k", 0, 511), symbol("qo", 0, 31)
