@@ -78,6 +78,10 @@ def score_work(score: ScalarExpr, key: Symbol, raw: Buffer) -> LaneWork:
     return LaneWork(max(instructions, 0.0), sum(n.op in SPECIALS and not _by_constant(n) for n in found))
 
 
+_QUOTIENT = 2.5
+"""Instructions of a quotient that may be some units in the last place off: a reciprocal and a multiplication."""
+
+
 def points_work(values: Sequence[ScalarExpr], raws: Set[Buffer], axes: tuple[Symbol, Symbol]) -> LaneWork:
     """Of values at a point of a score space, over the products in ``raws``: what depends on one of them, or on both
     axes of the space. What values have in common is computed once."""
@@ -85,7 +89,7 @@ def points_work(values: Sequence[ScalarExpr], raws: Set[Buffer], axes: tuple[Sym
     found = {n for n in found if n.op not in ("cast", "copy")}
     found = {n for n in found if symbols_in(n).issuperset(axes) or any(x.buffer in raws for x in loads(n))}
     specials = sum(n.op in SPECIALS and not _by_constant(n) for n in found)
-    return LaneWork(sum(map(_of, found)), specials)
+    return LaneWork(sum(min(_of(n), _QUOTIENT) if n.op == "div" else _of(n) for n in found), specials)
 
 
 def _of(node: Apply) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import hypot, log2
+from math import hypot
 from typing import ClassVar
 
 from fusec.ir.indexing import pow2
@@ -34,23 +34,24 @@ class GpuScoresSchedule:
 
 
 _BLOCKS = (
-    (128, 128, 8, 2),
-    (128, 64, 8, 3),
-    (128, 64, 8, 2),
-    (128, 64, 4, 2),
-    (64, 128, 8, 2),
-    (64, 128, 4, 2),
-    (64, 64, 4, 3),
-    (64, 64, 4, 2),
-    (128, 32, 8, 2),
-    (128, 32, 4, 2),
-    (64, 32, 4, 2),
-    (32, 64, 4, 2),
-    (32, 32, 4, 2),
-    (16, 32, 4, 2),
-    (16, 16, 4, 2),
+    (64, 64, 4, 3, 1.0),
+    (64, 64, 4, 2, 1.0),
+    (128, 64, 8, 3, 1.15),
+    (128, 64, 8, 2, 1.15),
+    (64, 32, 4, 2, 1.15),
+    (128, 128, 8, 2, 1.05),
+    (128, 64, 4, 2, 1.2),
+    (128, 32, 8, 2, 1.2),
+    (128, 32, 4, 2, 1.15),
+    (64, 128, 4, 2, 1.25),
+    (64, 128, 8, 2, 1.65),
+    (32, 64, 4, 2, 1.6),
+    (32, 32, 4, 2, 1.9),
+    (16, 32, 4, 2, 3.0),
+    (16, 16, 4, 2, 4.0),
 )
-"""Rows, columns, warps, stages."""
+"""Rows, columns, warps, stages, and how long a point takes in units of the first, but for what the rest of the model
+says: sigmoid, retention, ReLU², and both backward kernels on an H100 with heads of 128 and 64 (decision 34)."""
 
 _REGISTERS, _MOST_REGISTERS = 208, 232
 """Numbers that a thread keeps of sums and values of the space: up to the first it has room for all else (some 40 more
@@ -61,13 +62,16 @@ _SPILLED = 8.0
 _MAX_PLAIN = 64 * 32 * 64
 """Multiply-adds of a step in plain f32 arithmetic: all are written out, and take as long to compile."""
 
-_SHARE = 0.73
-"""Of the rate at which products and maps overlap, as attention's blocks have it."""
+_SHARE = 0.85
+"""What the first block reaches of the rate at which products and maps overlap."""
 _ALTERNATING = 0.826
 """The same of the rate at which they take turns, with the instructions of warps."""
-_HALF_BLOCK, _SMALL_BLOCK = 0.93, 0.75
-"""What a block of half as many rows or columns keeps of a rate, down to 64 rows and 32 columns, and below: it reads
-operands from shared memory more often."""
+_TWO_STAGES = 0.5
+"""A loop of ``n`` dots takes so much / n longer with two stages of loads than with three. Two results leave too few
+registers for the third, which then takes ``_THIRD`` times as long."""
+_THIRD = 1.2
+_ALONE = 1.6
+"""How much longer four warps take that have an SM alone, as shared memory has no room for two blocks."""
 _START, _BETWEEN = 1.5e-6, 2.4
 """Seconds until a block's first columns have arrived and after its last; blocks of columns that could be done in the
 time between two blocks of rows."""
@@ -76,7 +80,7 @@ time between two blocks of rows."""
 def scores_candidates(size: ScoresSize, target: GpuTarget) -> list[GpuScoresSchedule]:
     """Schedules that fit shared memory and registers; none where rows are too wide."""
     found: list[GpuScoresSchedule] = []
-    for rows, columns, warps, stages in _BLOCKS:
+    for rows, columns, warps, stages, longer in _BLOCKS:
         if rows > max(16, pow2(size.rows)) or columns > max(16, pow2(size.columns)):
             continue
         if size.bits > 16 and rows * columns * max(padded(n) for n in (*size.depths, *size.values)) > _MAX_PLAIN:
@@ -89,7 +93,7 @@ def scores_candidates(size: ScoresSize, target: GpuTarget) -> list[GpuScoresSche
         if fitting < 1:
             continue
         s = GpuScoresSchedule(rows, columns, Launch(warps, min(stages, fitting)))
-        found.append(replace(s, seconds=_predict(size, s, target)))
+        found.append(replace(s, seconds=_predict(size, s, longer, target)))
     return sorted(dict.fromkeys(found), key=by_seconds)
 
 
@@ -104,7 +108,13 @@ def _held(size: ScoresSize, rows: int, columns: int, warps: int) -> float:
     return rows * values / (32 * warps)
 
 
-def _predict(size: ScoresSize, s: GpuScoresSchedule, target: GpuTarget) -> float:
+def _shared(size: ScoresSize, s: GpuScoresSchedule) -> int:
+    """Bytes of shared memory: the rows of operands, and the stages' columns."""
+    rows = s.rows * sum(padded(n) for n in size.depths)
+    return size.bits // 8 * (rows + s.launch.stages * s.columns * padded_reads(size))
+
+
+def _predict(size: ScoresSize, s: GpuScoresSchedule, longer: float, target: GpuTarget) -> float:
     rates = target.rates
     products, maps = size.products(rates.tensor if size.bits == 16 else rates.simt), size.maps(target)
     if target.has_faster_matmuls:
@@ -112,8 +122,13 @@ def _predict(size: ScoresSize, s: GpuScoresSchedule, target: GpuTarget) -> float
     else:
         point = (products + maps) / _ALTERNATING
     held = _held(size, s.rows, s.columns, s.launch.warps)
-    halvings = log2(max(128 / s.rows, 1)), log2(max(64 / s.columns, 1))
-    point /= _HALF_BLOCK ** sum(min(n, 1) for n in halvings) * _SMALL_BLOCK ** sum(max(n - 1, 0) for n in halvings)
+    point *= longer
+    if s.launch.stages < 3:
+        point *= 1 + _TWO_STAGES / (len(size.depths) + len(size.values))
+    elif len(size.values) > 1:
+        point *= _THIRD
+    if s.launch.warps == 4 and 2 * _shared(size, s) > target.shared_memory:
+        point *= _ALONE
     point *= 1 + max(0.0, _SPILLED * (held - _REGISTERS) / _MOST_REGISTERS)
     work = busiest(size, s.rows, s.columns, _BETWEEN, target) * target.sms * point
     return rates.launch + _START + max(work, size.fetched(s.rows, target), size.traffic(target))
