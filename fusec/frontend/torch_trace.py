@@ -186,7 +186,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if drawn is not None:
             with self:
                 return drawn()
-        each = element_by_element(func, args, kwargs)
+        each = element_by_element(func, args, kwargs, self.emitter.is_on_cpu)
         if each is not None:
             self._check_dtypes(func, args, kwargs)
             with self:

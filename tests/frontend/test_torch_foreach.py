@@ -83,6 +83,13 @@ def test_written_in_place(name: str) -> None:
         torch.testing.assert_close(x, y, equal_nan=True)
 
 
+def test_a_gpu_s_are_the_library_s() -> None:
+    """There a step of its own for each parameter would be slower."""
+    a, b, _ = lists()
+    graph = fusec.trace(lambda a, b: torch._foreach_add(a, b), a, b, target="cuda:sm_90")
+    assert [op.name for op in graph.ops] == ["extern"]
+
+
 def test_lists_of_different_lengths_are_refused_as_eager_does() -> None:
     a, b, _ = lists()
     with pytest.raises(RuntimeError, match=r"same number|same length|lists"):
