@@ -28,6 +28,7 @@ from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
 from fusec.passes.lower_argreduce import lower_argreduce
 from fusec.passes.moments import moments_of_parts
+from fusec.passes.outer_slices import with_outer_slices
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
@@ -174,7 +175,8 @@ def graph_passes(
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.
-        "fuse": lambda g: fuse(g, log, blocked=gpu),
+        # On a GPU layers of one array are views of it, so that their kernels are one.
+        "fuse": lambda g: with_outer_slices(fuse(g, log, blocked=gpu)) if gpu else fuse(g, log),
     }
 
 

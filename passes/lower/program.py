@@ -46,6 +46,10 @@ class _Assembly:
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
     updates: dict[Value, Op] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
+    producers: dict[Value, Op] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producers = self.graph.producers()
 
 
 def assemble(
@@ -104,7 +108,7 @@ def _needed(graph: Graph) -> set[Op]:
 
 def _output_slots(a: _Assembly) -> tuple[int, ...]:
     """The slots of the outputs: of what owns memory first, then of what shows it, each a view of its own."""
-    graph, producers = a.graph, a.graph.producers()
+    graph, producers = a.graph, a.producers
     shown = {v: op for v in graph.outputs if (op := producers.get(memory_of(v, producers))) is not None}
     shown = {v: op for v, op in shown.items() if isinstance(op.attributes, AliasAttributes)}
     found = {k: _slot(a, v, k) for k, v in enumerate(graph.outputs) if v not in shown}
@@ -173,7 +177,7 @@ def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
         # strides differ along axes of one element
         shown = known if known.kind == "view" else replace(known, kind="view", source=slot, offset=0)
         return _add(a, replace(shown, strides=wanted))
-    view = strided_view(value, a.graph.producers(), a.strides)
+    view = strided_view(value, a.producers, a.strides)
     if view is None or view.base not in a.slot_of:
         raise LoweringError(f"{value} is not in memory")
     base = a.slot_of[view.base]
@@ -188,7 +192,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     body = op.attributes.body
     for result in op.results:
         a.strides[result] = _layout(a, result, owned)
-    layouts = {v: a.strides.get(v, contiguous_strides(v.type.shape)) for v in (*op.operands, *op.results)}
+    layouts = {v: _strides(a, v) for v in (*op.operands, *op.results)}
     if all(0 in r.type.shape for r in op.results):
         _make_results(a, op, owned)
         return
@@ -222,6 +226,17 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         arguments = tuple(extra[x] if isinstance(x, Buffer) else _slot(a, x) for x in passed)
         a.steps.append(Launch(_kernel(a, kernel), arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))
+
+
+def _strides(a: _Assembly, value: Value) -> Strides:
+    """The strides of a value in memory, or of a view of one."""
+    made = a.producers.get(value)
+    if value in a.strides or made is None or made.definition.kind != "view":
+        return a.strides.get(value, contiguous_strides(value.type.shape))
+    view = strided_view(value, a.producers, a.strides)
+    if view is None:
+        raise LoweringError(f"{value} is no strided view")
+    return view.strides
 
 
 def _is_static(a: _Assembly, value: Value) -> bool:
