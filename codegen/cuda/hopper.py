@@ -7,6 +7,7 @@ from dataclasses import replace
 from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.source import KernelSource
+from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import floordiv, mul
 from fusec.ir.indexing import round_up
@@ -24,7 +25,7 @@ _SWIZZLED_ROWS = 8
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
 _OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred
-early of_column of_point fusec plan Type Early Column Point TensorMap Barrier gemm split_gemm"""
+early of_column of_point of_beside fusec plan Type Early Column Point Beside TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
@@ -64,7 +65,8 @@ class _Emitter(PlanWriter):
             raise LoweringError("operands of one matmul transposed in different ways")
         outputs = [self._output(s) for s in self.stores]
         staged = [m for m in outputs if m is not None]
-        self._constants(a, b, len(staged))
+        beside = self._beside(outputs)
+        self._constants(a, b, len(staged), beside is not None)
         self.members()
         if windows is not None:
             self._fetch_windows(a, windows)
@@ -74,8 +76,10 @@ class _Emitter(PlanWriter):
             self._fetch_weights(b[0], apart)
         else:
             self._fetches("load_b", "column_tile, int column, int k, int dot", b, self.n)
-        self._finish(outputs)
+        self._finish(outputs, None if beside is None else beside[0])
         self._send(staged)
+        if beside is not None:
+            self._fetch_beside(beside[1])
         self._prepare()
         return KernelSource(
             kernel.name,
@@ -117,10 +121,23 @@ class _Emitter(PlanWriter):
 
     def _output(self, s: Store) -> Moved | None:
         """How a result of 16 bits leaves through shared memory; None where it is stored from registers."""
-        load = Load(s.target, s.index)
-        if self.pipeline.split > 1:
+        return None if self.pipeline.split > 1 else self._in_boxes(Load(s.target, s.index))
+
+    def _beside(self, outputs: list[Moved | None]) -> tuple[Load, Moved] | None:
+        """The first tensor of the result's size that TMA fetches to where the only result is staged; None without."""
+        if len(outputs) != 1 or None in outputs:
             return None
-        fetch = fetch_of(load, (self.m, self.n)) if s.target.dtype.bits == 16 and s.target.dtype.is_float else None
+        stores = self.stores if self.cut is None else self.cut.rest
+        for load in self.pairs_of(map(unrounded, stores)):
+            if {self.m.var, self.n.var} <= load.symbols:
+                moved = self._in_boxes(load)
+                if moved is not None:
+                    return load, moved
+        return None
+
+    def _in_boxes(self, load: Load) -> Moved | None:
+        """A map of 64 by 64 places of 16 bits; None where TMA moves none."""
+        fetch = fetch_of(load, (self.m, self.n)) if load.dtype.bits == 16 and load.dtype.is_float else None
         if fetch is None or fetch.transposed:
             return None
         box: tuple[int, ...] = (BOX, BOX)
@@ -147,7 +164,7 @@ class _Emitter(PlanWriter):
 
     # The plan
 
-    def _constants(self, a: Moved, b: list[Moved], staged: int) -> None:
+    def _constants(self, a: Moved, b: list[Moved], staged: int, fetches: bool) -> None:
         p, line = self.pipeline, self.writer.line
 
         def flag(name: str, value: bool) -> str:
@@ -173,6 +190,7 @@ class _Emitter(PlanWriter):
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {staged};")
+        line(f"static constexpr bool {flag('kFetches', fetches)};")
         line(f"static constexpr int kDeferred = {len(self.cut.values) if self.cut else 0};")
         counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
@@ -252,6 +270,13 @@ class _Emitter(PlanWriter):
                 where = self.coordinates(m, {-1: "column", row: "row"})
                 self.writer.line(f"if (output == {number}) store_tile({m.name}, from, {where});")
 
+    def _fetch_beside(self, moved: Moved) -> None:
+        head = "char* to, Barrier& full, int batch, int row_tile, int column_tile, int row, int column"
+        self.writer.line()
+        with self.writer.block(f"void fetch_beside({head}) const"):
+            where = self.coordinates(moved, {-1: "column", -3 if moved.map.box[-2] == 1 else -2: "row"})
+            self.writer.line(f"load_tile(to, {moved.name}, full, {where});")
+
     def _prepare(self) -> None:
         self.writer.line()
         with self.writer.block("void prepare() const"):
@@ -260,7 +285,7 @@ class _Emitter(PlanWriter):
 
     # The epilogue
 
-    def _finish(self, outputs: list[Moved | None]) -> None:
+    def _finish(self, outputs: list[Moved | None], beside: Load | None) -> None:
         count, cut, line = sum(m is not None for m in outputs), self.cut, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
         values, staged = f"const float (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
@@ -268,11 +293,18 @@ class _Emitter(PlanWriter):
         made = [unrounded(s) for s in stores]
         line()
         of_column = self.prefetch_pairs("Column", "of_column", made, rows=False, ordered=True)
-        of_point = self.prefetch_pairs("Point", "of_point", made, rows=True, ordered=True)
+        fetched = {} if beside is None else {beside: "of_beside.pair"}
+        of_point = self.prefetch_pairs("Point", "of_point", made, rows=True, ordered=True, but=fetched)
         where_read = f"{where}, const Column& of_column, const Point& of_point"
+        if beside is not None:
+            with self.writer.block("struct Beside", "};"):
+                line(f"Vec<{memory_type(beside.dtype)}, 2> pair;")
+            line()
+            where_read += ", const Beside& of_beside"
+        known = of_column | of_point | fetched
         if cut is None:
             with self.writer.block(f"void finish({where_read}, {values}, {staged}) const"), self.names.scope():
-                self.results(outputs, known=of_column | of_point)
+                self.results(outputs, known=known)
             return
         early = self.prefetch_pairs("Early", "early", deferred_values(cut), rows=False, ordered=False)
         deferred = f"u32 (&deferred)[{len(cut.values)}]"
@@ -283,7 +315,7 @@ class _Emitter(PlanWriter):
             self.defer(cut, early)
         line()
         with self.writer.block(f"void finish({where_read}, const {deferred}, {staged}) const"), self.names.scope():
-            self.results(outputs, cut, of_column | of_point)
+            self.results(outputs, cut, known)
 
     # The whole
 

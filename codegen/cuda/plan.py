@@ -130,7 +130,7 @@ class PlanWriter:
         step = step_of(limit, self.n.var, 2)
         return step is None or step.multiple % 2 != 0
 
-    def _pairs_of(self, values: Iterable[ScalarExpr]) -> list[Load]:
+    def pairs_of(self, values: Iterable[ScalarExpr]) -> list[Load]:
         """Loads of two neighbours at once."""
         found: list[Load] = []
         if self._odd or not self.pairs:
@@ -150,7 +150,7 @@ class PlanWriter:
     def _read_pairs(self, values: Iterable[ScalarExpr], known: Collection[Load] = ()) -> dict[Load, str]:
         """Reads two neighbours at once, but those that are ``known``."""
         found: dict[Load, str] = {}
-        for load in self._pairs_of(values):
+        for load in self.pairs_of(values):
             if load not in known:
                 found[load] = self.names.unique(f"{load.buffer.name}_pair")
                 self.writer.line(f"const Vec<{memory_type(load.dtype)}, 2> {found[load]} = {self._load_pair(load)};")
@@ -211,15 +211,22 @@ class PlanWriter:
         return read
 
     def prefetch_pairs(
-        self, name: str, argument: str, values: Sequence[ScalarExpr], *, rows: bool, ordered: bool
+        self,
+        name: str,
+        argument: str,
+        values: Sequence[ScalarExpr],
+        *,
+        rows: bool,
+        ordered: bool,
+        but: Collection[Load] = (),
     ) -> dict[Load, str]:
         """``struct Name`` of two neighbours each of what ``values`` are made from, and ``read_name``.
 
         rows: of what differs from row to row, else of what does not. ordered: it is read where the code says.
-        argument: the record's name where it is used.
+        argument: the record's name where it is used. but: what comes otherwise.
         """
         line, read = self.writer.line, "load_ahead" if ordered else "load"
-        found = [x for x in self._pairs_of(values) if self._has_row(x) is rows]
+        found = [x for x in self.pairs_of(values) if self._has_row(x) is rows and x not in but]
         names = {load: self.names.unique(f"{load.buffer.name}_pair") for load in found}
         with self.writer.block(f"struct {name}", "};"):
             for load, member in names.items():

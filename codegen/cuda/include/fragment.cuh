@@ -15,6 +15,13 @@ __device__ inline void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
                  : "memory");
 }
 
+/// Loads four 8x8 matrices of 16-bit elements, from addresses as those of `store_matrices`.
+__device__ inline void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
 /// Where unit `unit` (16 bytes) of row `row` lies in a box with a 128-byte swizzle that starts at `box`.
 __device__ inline u32 swizzled(u32 box, int row, int unit) { return box + row * 128 + ((unit ^ (row & 7)) << 4); }
 

@@ -20,6 +20,10 @@
 //                                            two neighbours in a row: stores what is not staged, packs what is
 //     send(output, from, batch, row_tile, column_tile, row, column)
 //                                            starts the copy of 64 x 64 results out of shared memory
+//     kFetches                               whether TMA fetches what lies beside the results (a residual), to where they
+//                                            are staged; of one output. `finish` takes it before `values`, two neighbours
+//                                            as `Beside`:
+//     fetch_beside(to, full, batch, row_tile, column_tile, row, column)
 //     kDeferred                              values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
 //                                            takes what this has made, a pair to a word, in place of `values`, and runs
 //                                            under the next tile's MMAs:
@@ -186,29 +190,71 @@ template <typename Plan>
 struct Outlet {
     using L = Layout<Plan>;
     static constexpr int kStaged = Plan::kStaged, kWords = kStaged > 0 ? kStaged : 1;
+    static constexpr int kAcross = (Plan::kTileN + 63) / 64, kChunks = L::kFragments * kAcross;
+    static_assert(!Plan::kFetches || kStaged == 1, "what is fetched lies beside one output, in one of two buffers");
     char* staging;
+    Barrier* arrived;
     int barrier, slot = 0;
+    u32 parities = 0;
 
-    __device__ Outlet(char* staging, int consumer)
-        : staging(staging + consumer * L::kBuffers * L::kChunk), barrier(1 + consumer) {}
+    __device__ Outlet(char* staging, Barrier* beside, int consumer)
+        : staging(staging + consumer * L::kBuffers * L::kChunk), arrived(beside + consumer * 2), barrier(1 + consumer) {}
 
     __device__ char* chunk(int output) const { return staging + slot * L::kChunk + output * L::kChunk; }
 
-    /// Waits until the next chunk may be written.
-    __device__ void open() const {
+    /// Starts to fetch what lies beside chunk `number` of a tile, to a buffer that no store reads any more.
+    __device__ void fetch(const Plan& plan, const Tiles<Plan>& tile, int first_row, int number, int buffer) const {
+        if constexpr (Plan::kFetches) {
+            arrived[buffer].arrive_expecting(L::kChunk);
+            plan.fetch_beside(staging + buffer * L::kChunk, arrived[buffer], tile.batch, tile.row, tile.column,
+                              first_row + number / kAcross * 64, number % kAcross * 64);
+        }
+    }
+
+    /// The same of a tile's first two chunks, when all chunks of the last tile have been sent.
+    __device__ void fetch_first(const Plan& plan, const Tiles<Plan>& tile, int first_row) const {
+        if (!Plan::kFetches || threadIdx.x % kWarpgroup != 0) return;
+        store_wait_read<0>();
+        fetch(plan, tile, first_row, 0, slot);
+        if (kChunks > 1) fetch(plan, tile, first_row, 1, slot ^ 1);
+    }
+
+    /// The same of the chunk behind the one that is written now, when the one before this has left.
+    __device__ void fetch_next(const Plan& plan, const Tiles<Plan>& tile, int first_row, int number) const {
+        if (!Plan::kFetches || threadIdx.x % kWarpgroup != 0 || number < 2 || number >= kChunks) return;
+        store_wait_read<0>();
+        fetch(plan, tile, first_row, number, slot ^ 1);
+    }
+
+    /// Waits until the next chunk may be written, or what lies beside it has come.
+    __device__ void open() {
         if (kStaged == 0) return;
+        if (Plan::kFetches) {
+            arrived[slot].wait(parities >> slot & 1);
+            parities ^= 1 << slot;
+            return;
+        }
         if (threadIdx.x % kWarpgroup == 0) store_wait_read<L::kBuffers - kStaged>();
         named_sync(barrier, kWarpgroup);
     }
 
-    /// Puts down a fragment's columns q * 16 to q * 16 + 16 of the chunk.
-    __device__ void put(int q, const u32 (&staged)[4][kWords]) const {
+    /// Where a lane finds its row of a fragment's columns q * 16 to q * 16 + 16 of the chunk.
+    __device__ u32 place(int output, int q) const {
         int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
         int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
+        return swizzled(shared_address(chunk(output)), stored_row, q * 2 + stored_unit);
+    }
+
+    /// What has been fetched for these columns.
+    __device__ void get(int q, u32 (&beside)[4]) const {
+        if (Plan::kFetches) load_matrices(beside, place(0, q));
+    }
+
+    /// Puts them down.
+    __device__ void put(int q, const u32 (&staged)[4][kWords]) const {
 #pragma unroll
         for (int o = 0; o < kStaged; ++o)
-            store_matrices(swizzled(shared_address(chunk(o)), stored_row, q * 2 + stored_unit), staged[0][o],
-                           staged[1][o], staged[2][o], staged[3][o]);
+            store_matrices(place(o, q), staged[0][o], staged[1][o], staged[2][o], staged[3][o]);
     }
 
     /// Starts the copies of a whole chunk.
@@ -250,6 +296,10 @@ struct Groups {
     __device__ static constexpr int slot(int g) { return g % kAcross % 4; }
     __device__ static constexpr bool ends_chunk(int g) { return slot(g) == 3 || g % kAcross == kAcross - 1; }
     __device__ static constexpr int chunk_column(int g) { return g % kAcross / 4 * 64; }
+    __device__ static constexpr int chunk(int g) { return fragment(g) * ((kAcross + 3) / 4) + g % kAcross / 4; }
+
+    /// Whether the next chunk is fetched now: the one before this has been on its way for a group, if this has two.
+    __device__ static constexpr bool fetches(int g) { return slot(g) == 1 || (slot(g) == 0 && ends_chunk(g)); }
 
     __device__ static int row(int g, int i) { return first_row(g) + fragment_row() + i % 2 * 8; }
     __device__ static int column(int g, int i) { return first_column(g) + i / 2 * 8 + fragment_column(); }
@@ -300,6 +350,19 @@ struct Prefetched {
     }
 };
 
+/// Two neighbours of the results.
+template <typename Plan, typename Column, typename Point, typename Values, typename Staged>
+__device__ void finish_pair(const Plan& plan, const Tiles<Plan>& tile, int row, int column, const Column& of_column,
+                            const Point& of_point, u32 beside, const Values& values, Staged& staged) {
+    if constexpr (Plan::kFetches) {
+        typename Plan::Beside of_beside;
+        reinterpret_cast<u32&>(of_beside) = beside;
+        plan.finish(tile.batch, tile.row, tile.column, row, column, of_column, of_point, of_beside, values, staged);
+    } else {
+        plan.finish(tile.batch, tile.row, tile.column, row, column, of_column, of_point, values, staged);
+    }
+}
+
 /// A consumer's results through the epilogue.
 template <typename Plan, typename Reads>
 __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2],
@@ -308,7 +371,8 @@ __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragme
 #pragma unroll
     for (int g = 0; g < G::kCount; ++g) {
         if (G::slot(g) == 0) outlet.open();
-        u32 staged[4][Outlet<Plan>::kWords] = {};
+        u32 staged[4][Outlet<Plan>::kWords] = {}, beside[4] = {};
+        outlet.get(G::slot(g), beside);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (!G::has(g, i)) continue;
@@ -318,11 +382,12 @@ __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragme
                 values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
                 values[p][1] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i) + 1];
             }
-            plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
-                        prefetched.columns[i / 2], prefetched.points[g % Reads::kPoints][i], values, staged[i]);
+            finish_pair(plan, tile, first_row + G::row(g, i), G::column(g, i), prefetched.columns[i / 2],
+                        prefetched.points[g % Reads::kPoints][i], beside[i], values, staged[i]);
         }
         prefetched.advance(plan, tile, first_row, g);
         outlet.put(G::slot(g), staged);
+        if (G::fetches(g)) outlet.fetch_next(plan, tile, first_row, G::chunk(g) + 1);
         if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
     }
 }
@@ -387,15 +452,16 @@ struct Deferred {
             const int g = portion * kEach + e;
             if (g >= G::kCount) return;
             if (G::slot(g) == 0) outlet.open();
-            u32 staged[4][Outlet<Plan>::kWords] = {};
+            u32 staged[4][Outlet<Plan>::kWords] = {}, beside[4] = {};
+            outlet.get(G::slot(g), beside);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (G::has(g, i))
-                    plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
-                                prefetched.columns[i / 2], prefetched.points[g % prefetched.kPoints][i], pairs[g][i],
-                                staged[i]);
+                    finish_pair(plan, tile, first_row + G::row(g, i), G::column(g, i), prefetched.columns[i / 2],
+                                prefetched.points[g % prefetched.kPoints][i], beside[i], pairs[g][i], staged[i]);
             prefetched.advance(plan, tile, first_row, g);
             outlet.put(G::slot(g), staged);
+            if (G::fetches(g)) outlet.fetch_next(plan, tile, first_row, G::chunk(g) + 1);
             if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
         }
     }
@@ -411,12 +477,13 @@ __device__ bool releases_buffers(int rank) {
 
 /// As multiply_tiles, with each tile's epilogue under the MMAs of the next.
 template <typename Plan>
-__device__ void multiply_deferring(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
+__device__ void multiply_deferring(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty,
+                                   Barrier* beside, int rank) {
     using L = Layout<Plan>;
     using P = Deferred<Plan>;
     int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup, first_row = consumer * L::kRows;
     bool releases = releases_buffers<Plan>(rank), any = false;
-    Outlet<Plan> outlet(staging, consumer);
+    Outlet<Plan> outlet(staging, beside, consumer);
     Ring<Plan::kStages> ring;
     P deferred;
     Tiles<Plan> last(0, rank);
@@ -427,7 +494,10 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
             if (any) deferred.finish(plan, portion, outlet, last, first_row);
         };
         multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                                     finish_last, [&] { deferred.read_early(plan, tile); });
+                                     finish_last, [&] {
+                                         outlet.fetch_first(plan, tile, first_row);
+                                         deferred.read_early(plan, tile);
+                                     });
         deferred.take(plan, acc, tile, first_row);
         last = tile;
         any = true;
@@ -439,12 +509,13 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
 }
 
 template <typename Plan>
-__device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
+__device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty,
+                               Barrier* beside, int rank) {
     using L = Layout<Plan>;
     int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup, nth = 0;
     int first_row = Plan::kPingPong ? 0 : consumer * L::kRows;
     bool releases = releases_buffers<Plan>(rank);
-    Outlet<Plan> outlet(staging, consumer);
+    Outlet<Plan> outlet(staging, beside, consumer);
     Ring<Plan::kStages> ring;
     if (Plan::kPingPong && consumer == 1) named_arrive(3, 2 * kWarpgroup);
     for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster, ++nth) {
@@ -456,8 +527,10 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
         float acc[L::kFragments][L::kColumns / 2];
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
         Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;
-        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                          [](int) {}, [&] { prefetched.start(plan, tile, first_row); });
+        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps, [](int) {}, [&] {
+            outlet.fetch_first(plan, tile, first_row);
+            prefetched.start(plan, tile, first_row);
+        });
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
         finish_tile(plan, acc, prefetched, outlet, tile, first_row);
     }
@@ -481,9 +554,11 @@ template <typename Plan>
 __device__ void gemm(const Plan& plan) {
     using L = Layout<Plan>;
     extern __shared__ char memory[];
-    __shared__ Barrier full[Plan::kStages], empty[Plan::kStages];
+    __shared__ Barrier full[Plan::kStages], empty[Plan::kStages], beside[Plan::kFetches ? 2 * kConsumers : 1];
     char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
     int rank = L::kCluster > 1 ? cluster_rank() : 0;
+    if (Plan::kFetches && threadIdx.x == 0)
+        for (Barrier& arrived : beside) arrived.init(1);
     start_barriers(plan, full, empty, (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1));
     start_after_the_kernel_ahead();
     if (L::kCluster > 1)
@@ -496,9 +571,9 @@ __device__ void gemm(const Plan& plan) {
     } else {
         raise_registers<232>();
         if constexpr (Plan::kDeferred > 0)
-            multiply_deferring<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+            multiply_deferring<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, beside, rank);
         else
-            multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+            multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, beside, rank);
     }
     if (L::kCluster > 1) cluster_sync();
 }

@@ -8,6 +8,7 @@
 // so an accumulator of 16 columns rounded and packed is an a operand of half floats.
 #pragma once
 #include "base.cuh"
+#include "fragment.cuh"
 
 namespace fusec {
 
@@ -29,12 +30,7 @@ __device__ inline int offset_in_rows(int row, int unit) {
 template <typename T, bool kTransposed>
 constexpr int kSwapOf = kTransposed && !is_half<T> ? 2 : 1;
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. `transposed`: transposed.
-__device__ inline void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
+/// As `load_matrices`, each matrix transposed.
 __device__ inline void load_matrices_transposed(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

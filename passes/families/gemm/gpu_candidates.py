@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import LoweringError
+from fusec.ir.nodes import Value
+from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.convolution import convolution_of
 from fusec.passes.cost.lanes import bytes_read
@@ -107,7 +109,8 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     if not machine.writes_cuda(context):
         return []
     result = axes.op.result.type.size
-    reads = sum(v.type.size >= result for v in epilogue_inputs(context))
+    beside = [v for v in epilogue_inputs(context) if v.type.size >= result]
+    fetched = len(context.body.outputs) == 1 and any(_lies_as_rows(context, v, axes) for v in beside)
     bits = axes.op.operands[0].type.dtype.bits
     results = sum(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
     defers = results == len(context.body.outputs)
@@ -117,10 +120,18 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     if windows is not None:
         extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
     read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
-    problem = HopperProblem(*extents, dots, reads, bits, defers, transposed, windows is not None, read, written)
-    problem = replace(problem, results=results)
+    facts = transposed, windows is not None, read, written
+    problem = HopperProblem(*extents, dots, len(beside), bits, defers, *facts, results=results, fetched=int(fetched))
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
+
+
+def _lies_as_rows(context: LoweringContext, value: Value, axes: Contraction) -> bool:
+    """Whether a tensor of 16 bits has the matmul's columns side by side, as TMA fetches it for an epilogue."""
+    if not value.type.dtype.is_float or value.type.dtype.bits != 16:
+        return False
+    strides = context.strides.get(value, contiguous_strides(value.type.shape))
+    return any(n == axes.n and step == 1 for n, step in zip(value.type.shape, strides, strict=True))
 
 
 def _mma(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[MmaGemmSchedule]:

@@ -84,9 +84,9 @@ _LEAST_COPY = 64
 _GROUP = 8
 _START = 1.2e-6
 """Seconds from a launch to the first MMA, and after the last."""
-_EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 2e-6
+_EPILOGUE, _DEFERRED, _READ, _FETCHED = 2.2e-6, 0.5e-6, 2e-6, 0.5e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
-each tensor read there adds."""
+each tensor read there adds, or one that TMA fetches to where results are staged."""
 _L2 = 1.2
 """Of L2's rate as Triton's blocks have it: 64 bytes a cycle for each SM."""
 _SPLITS = ((2, 1.0), (3, 0.95))
@@ -103,11 +103,11 @@ _STEPS = 8
 class HopperProblem:
     """Matmuls of operands of 16 bits, or of 32 that may be rounded to TF32.
 
-    ``reads``: tensors of the result's size that the epilogue reads. defers: the results are rounded to 16 bits, so that
-    epilogues can run under the next tile's matmuls. transposed: neighbours in the right operands' memory are of
-    different columns, of which a copy brings 64. windows: the left operand shows windows of an image, which no other
-    kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of the kernel's.
-    results: of 16 bits, which leave through shared memory.
+    ``reads``: tensors of the result's size that the epilogue reads, ``fetched`` of them by TMA. defers: the results are
+    rounded to 16 bits, so that epilogues can run under the next tile's matmuls. transposed: neighbours in the right
+    operands' memory are of different columns, of which a copy brings 64. windows: the left operand shows windows of an
+    image, which no other kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of
+    the kernel's. results: of 16 bits, which leave through shared memory.
     """
 
     batches: int
@@ -123,6 +123,7 @@ class HopperProblem:
     read: float = 0.0
     written: float = 0.0
     results: int = 1
+    fetched: int = 0
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -200,7 +201,8 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
     multiply = 2.0 * tile.m * tile.n * p.dots * k * target.sms / (target.rates.tensor * _rate(p, tile, waves))
     fetched = (tile.m / cluster[1] + tile.n * p.dots / cluster[0]) * p.k * p.bits / 8 / split
     multiply = max(multiply, fetched * min(tiles * split, target.sms) / (target.rates.l2 * _L2))
-    epilogue = (_EPILOGUE + p.reads * _READ) * area
+    fetched = 0 if split > 1 else p.fetched
+    epilogue = (_EPILOGUE + fetched * _FETCHED + (p.reads - fetched) * _READ) * area
     operands = p.batches * (p.m * p.k + p.k * p.n * p.dots) * p.bits // 8
     reading = (p.read or operands) / target.rates.read
     if split > 1:
