@@ -72,6 +72,26 @@ NORMALIZED = """graph @normalized(%x: bf16[500, 192], %w: bf16[448, 192], %r: bf
   return %y
 }"""
 
+TWO_RESIDUALS = """graph @two_residuals(%x: f16[1000, 128], %w: f16[296, 128], %r: f16[1000, 296], %q: f16[1000, 296]) {
+  %h = linear(%x, %w) : f16[1000, 296]
+  %s = add(%h, %r) : f16[1000, 296]
+  %y = mul(%s, %q) : f16[1000, 296]
+  return %y
+}"""
+
+TURNED_RESIDUAL = """graph @turned(%x: bf16[384, 128], %w: bf16[256, 128], %r: bf16[256, 384]) {
+  %h = linear(%x, %w) : bf16[384, 256]
+  %t = permute(%r) {permutation=[1, 0]} : bf16[384, 256]
+  %y = add(%h, %t) : bf16[384, 256]
+  return %y
+}"""
+
+BATCHED_RESIDUAL = """graph @batched(%x: bf16[3, 200, 128], %w: bf16[3, 136, 128], %r: bf16[3, 200, 136]) {
+  %h = dot(%x, %w) {batch=[0]x[0], contract=[2]x[2]} : bf16[3, 200, 136]
+  %y = add(%h, %r) : bf16[3, 200, 136]
+  return %y
+}"""
+
 TWO_OUTPUTS = """graph @two(%x: bf16[384, 256], %w: bf16[256, 256]) {
   %h = linear(%x, %w) : bf16[384, 256]
   %y = silu(%h) : bf16[384, 256]
@@ -164,6 +184,10 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "batched_nn": (BATCHED_NN, PING_PONG),
     "joined_rows": (product("4, 96, 128", "256, 128", "contract=[2]x[1]", "4, 96, 256"), TOGETHER),
     "residual": (RESIDUAL, TOGETHER),
+    "two_residuals": (TWO_RESIDUALS, TOGETHER),
+    "two_residuals_in_turns": (TWO_RESIDUALS, schedule(128, 40, 8, ping_pong=True)),
+    "residual_that_lies_otherwise": (TURNED_RESIDUAL, SMALL),
+    "batched_residual": (BATCHED_RESIDUAL, schedule(128, 64, 5)),
     "two_outputs": (TWO_OUTPUTS, PING_PONG),
     "float_result": (FLOAT_RESULT, TOGETHER),
     "swiglu": (SWIGLU, PAIRED),

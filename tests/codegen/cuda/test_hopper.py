@@ -95,6 +95,21 @@ def test_no_more_blocks_than_are_done_as_early() -> None:
     assert emit_kernel(lowered(parse(linear(4096, 4096, 4352)), TOGETHER), SM_90).grid == (110, 1, 1)
 
 
+@pytest.mark.parametrize("name", ["residual", "tile_224_and_a_residual", "two_residuals", "windows_and_a_residual"])
+def test_a_residual_comes_to_where_results_leave_from(name: str) -> None:
+    text, s = CASES[name]
+    source = emit_kernel(lowered(parse(text), s), SM_90)
+    assert "kFetches = true" in source.text
+    assert "load_tile(to, r_map, full, " in source.text
+    assert "load_ahead<2>(r +" not in source.text
+
+
+@pytest.mark.parametrize("name", ["split_residual", "residual_that_lies_otherwise", "two_outputs", "float_result"])
+def test_what_is_not_fetched_is_read(name: str) -> None:
+    text, s = CASES[name]
+    assert "kFetches = false" in emit_kernel(lowered(parse(text), s), SM_90).text
+
+
 def test_split_plan() -> None:
     text, s = CASES["split"]
     source = emit_kernel(lowered(parse(text), s), SM_90)
