@@ -34,7 +34,7 @@ def why_whole(
     shape of the weight as PyTorch has it; ``steps`` are the stride and the dilation of each axis."""
     places = prod(weight[2:])
     if transposed:
-        why = _why_transposed(dtype, channels, groups, steps, on_cpu)
+        why = _why_transposed(dtype, channels, weight[2:], groups, steps, on_cpu)
         if why:
             return why
     if groups not in (1, channels) and on_cpu:
@@ -46,7 +46,14 @@ def why_whole(
     return ""
 
 
-def _why_transposed(dtype: DType, channels: Dim, groups: int, steps: Sequence[tuple[int, int]], on_cpu: bool) -> str:
+def _why_transposed(
+    dtype: DType,
+    channels: Dim,
+    size: Sequence[int],
+    groups: int,
+    steps: Sequence[tuple[int, int]],
+    on_cpu: bool,
+) -> str:
     """Why a transposed convolution is the library's, though another would not be."""
     if any(stride > 1 and dilation > 1 for stride, dilation in steps):
         return "its phases are dilated"
@@ -56,6 +63,8 @@ def _why_transposed(dtype: DType, channels: Dim, groups: int, steps: Sequence[tu
         return "the library puts phases of one channel together faster"
     if not on_cpu and dtype.bits > 16:
         return "the library's may round to TF32"
+    if not on_cpu and any(n != stride for n, (stride, _) in zip(size, steps, strict=True)):
+        return "the library's kernel is faster where what elements add to overlaps"
     return ""
 
 

@@ -106,6 +106,8 @@ def test_transposed(kind: str) -> None:
     dtype = KINDS[kind]
     x, w = randn(4, 32, 14, 14, dtype=dtype), randn(32, 24, 4, 4, dtype=dtype, seed=1, scale=0.05)
     check(lambda x, w: torch.relu(F.conv_transpose2d(x, w, stride=2, padding=1)), x, w)
+    w, b = randn(32, 24, 2, 2, dtype=dtype, seed=1, scale=0.05), randn(24, dtype=dtype, seed=2)
+    check(lambda x, w, b: torch.relu(F.conv_transpose2d(x, w, b, stride=2)), x, w, b)
 
 
 @pytest.mark.parametrize("channels", [64, 96, 30, 3])

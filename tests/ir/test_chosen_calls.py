@@ -41,21 +41,23 @@ def test_a_convolution_that_is_captured_for_a_cpu() -> None:
     assert not is_for_cpus(convolution("bf16", (4, 8, 3, 3), 1, "@cuda:0"))
     assert not is_for_cpus(convolution("f32", (8, 1, 9, 9), 8))
     assert is_for_cpus(convolution("f32", (4, 4, 3, 3), 2))
-    assert is_for_cpus(convolution("bf16", (8, 4, 3, 3), 1, transposed=True))
+    assert is_for_cpus(convolution("bf16", (8, 4, 1, 1), 1, transposed=True))
+    assert not is_for_cpus(convolution("bf16", (8, 4, 3, 3), 1, transposed=True))
     assert not is_for_cpus(convolution("f32", (8, 4, 3, 3), 1, transposed=True))
 
 
 def test_transposed_convolutions() -> None:
-    def why(groups: int, *steps: tuple[int, int], on_cpu: bool = True, dtype: DType = f32) -> str:
-        return why_whole(dtype, 8, (8, 4, 3, 3), groups, True, steps=steps, on_cpu=on_cpu)
+    def why(groups: int, *steps: tuple[int, int], on_cpu: bool = True, dtype: DType = f32, size: int = 3) -> str:
+        return why_whole(dtype, 8, (8, 4, size, size), groups, True, steps=steps, on_cpu=on_cpu)
 
     assert not why(1, (2, 1), (1, 3))
     assert "dilated" in why(1, (2, 3), (1, 1))
     assert "in groups" in why(2, (1, 1), (1, 1))
     assert "one channel" in why(8, (2, 1), (1, 1))
     assert not why(8, (1, 1), (1, 1))
-    assert not why(1, (2, 1), (2, 1), on_cpu=False, dtype=bf16)
-    assert "TF32" in why(1, (2, 1), (2, 1), on_cpu=False)
+    assert not why(1, (2, 1), (2, 1), on_cpu=False, dtype=bf16, size=2)
+    assert "overlaps" in why(1, (2, 1), (2, 1), on_cpu=False, dtype=bf16)
+    assert "TF32" in why(1, (2, 1), (2, 1), on_cpu=False, size=2)
 
 
 def test_other_calls() -> None:
