@@ -163,3 +163,16 @@ def test_blocks_share_whole_copies(transposed: bool) -> None:
     ]
     assert halves
     assert (min(halves) >= 64) is transposed
+
+
+def test_a_residual_under_few_steps_is_finished_by_ping_pong() -> None:
+    """1×1 convolutions of a residual network: what is deferred has no products to hide under."""
+    facts = {"reads": 1, "fetched": 1, "defers": True}
+    assert first(3136, 2048, 512, **facts).pipeline.ping_pong
+    assert first(12544, 1024, 256, **facts).pipeline.ping_pong
+    assert not first(8192, 2048, 2048, **facts).pipeline.ping_pong
+
+
+def test_a_residual_that_tma_fetches_costs_less() -> None:
+    read, fetched = (first(8192, 2048, 2048, reads=1, fetched=n, defers=True).seconds for n in (0, 1))
+    assert fetched < read
