@@ -279,7 +279,7 @@ def test_call_key_tells_static_values_apart():
     [
         (lambda x: x.sort(-1, descending=True).values + 1, 1),
         (lambda x: torch.topk(x, 2), 1),
-        (lambda x: F.conv_transpose1d(x[None], torch.ones(3, 3, 2)) * 2, 1),
+        (lambda x: F.conv_transpose1d(x[None], torch.ones(3, 3, 2), stride=2, dilation=2) * 2, 1),
         (lambda x: x.scatter_add(1, torch.zeros(3, 2, dtype=torch.long), torch.ones(3, 2)).relu(), 1),
         (lambda x: x.clone().index_put_((torch.tensor([0, 2]),), torch.zeros(4)), 1),
         (lambda x: F.adaptive_max_pool1d(x[None], 3), 1),
