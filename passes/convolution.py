@@ -23,8 +23,8 @@ from fusec.tile.views import Subscripts, fresh_index, pure, settled, view_index
 class Windowed:
     """An axis of an image that windows slide along, and where the dot has them among its axes.
 
-    axis: the image's. count: windows, of ``size`` positions each, ``stride`` apart; positions are ``dilation`` apart.
-    low: elements of padding before the first. place: which of the contracted axes goes through a window's positions;
+    axis: the image's. count: windows, of ``size`` taps each, ``stride`` apart; taps are ``dilation`` apart.
+    low: elements of padding before the first. tap_axis: which of the contracted axes goes through a window's taps;
     None where there is one.
     """
 
@@ -35,7 +35,7 @@ class Windowed:
     stride: int
     dilation: int
     low: int
-    place: int | None
+    tap_axis: int | None
 
     @property
     def high(self) -> int:
@@ -122,7 +122,7 @@ def _by_role(
     group: Symbol | None,
     pad: Op | None,
 ) -> Convolution | None:
-    """Each axis of the image goes through the batch, the channels, or windows and the positions in them."""
+    """Each axis of the image goes through the batch, the channels, or windows and the taps in them."""
     batch: int | None = None
     channels: int | None = None
     windowed: list[Windowed] = []
@@ -137,25 +137,25 @@ def _by_role(
             continue
         seen = symbols_of(e)
         used += seen
-        outer, places = [s for s in seen if s in free], [s for s in seen if s in inner]
-        if len(outer) > 1 or len(places) > 1:
+        outer, windowed_symbols = [s for s in seen if s in free], [s for s in seen if s in inner]
+        if len(outer) > 1 or len(windowed_symbols) > 1:
             return None
-        steps = [coefficient(e, s) for s in (*outer, *places)]
+        steps = [coefficient(e, s) for s in (*outer, *windowed_symbols)]
         start = substitute(e, dict.fromkeys(seen, 0))
         if any(step is None or step < 1 for step in steps) or not isinstance(start, int):
             return None
         whole = start == 0 and before == 0 and steps == [1]
-        if not outer and whole and channels is None and _extent(places[0]) == extent:
+        if not outer and whole and channels is None and _extent(windowed_symbols[0]) == extent:
             channels = axis
-        elif not places and whole and batch is None and outer[0] is free[0] and _extent(outer[0]) == extent:
+        elif not windowed_symbols and whole and batch is None and outer[0] is free[0] and _extent(outer[0]) == extent:
             batch = axis
         elif not seen and extent == 1 and start == 0 and before == 0:
             units.append(axis)
         else:
             stride, count = (steps[0] or 1, _extent(outer[0])) if outer else (1, 1)
-            dilation, size = (steps[-1] or 1, _extent(places[0])) if places else (1, 1)
-            place = inner.index(places[0]) if places else None
-            windowed.append(Windowed(axis, extent, count, size, stride, dilation, before - start, place))
+            dilation, size = (steps[-1] or 1, _extent(windowed_symbols[0])) if windowed_symbols else (1, 1)
+            tap_axis = inner.index(windowed_symbols[0]) if windowed_symbols else None
+            windowed.append(Windowed(axis, extent, count, size, stride, dilation, before - start, tap_axis))
     wide = [s for s in (*free, *inner, *([group] if group is not None else [])) if _extent(s) != 1]
     if not windowed or len(windowed) > 3 or len(used) != len(set(used)) or not set(wide) <= set(used):
         return None

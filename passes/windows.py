@@ -11,12 +11,12 @@ from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph
-from fusec.ir.library_calls import MOST_PLACES, MOST_WEIGHTED_PLACES
+from fusec.ir.library_calls import MOST_TAPS, MOST_WEIGHTED_TAPS
 from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
-FEW_PLACES = 16
-"""The same as :data:`MOST_PLACES` for parts that do not overlap."""
+FEW_TAPS = 16
+"""The same as :data:`MOST_TAPS` for parts that do not overlap."""
 
 MOST_LAID_OUT = 1 << 20
 """Elements of weights that are put in another order first."""
@@ -53,12 +53,12 @@ def _opened(r: Rewriter, blocked: bool) -> Outcome:
         return None
     sizes = [n for n in extents if isinstance(n, int)]
     weighted = r.producer(x, "mul") is not None
-    if not 1 <= prod(sizes) <= (MOST_WEIGHTED_PLACES if blocked or weighted else MOST_PLACES) or 0 in x.type.shape:
+    if not 1 <= prod(sizes) <= (MOST_WEIGHTED_TAPS if blocked or weighted else MOST_TAPS) or 0 in x.type.shape:
         return None
-    if not _shows_windows(r, x, _DEPTH) and not (prod(sizes) <= FEW_PLACES and _is_parted(r, x, attributes.axes)):
+    if not _shows_windows(r, x, _DEPTH) and not (prod(sizes) <= FEW_TAPS and _is_parted(r, x, attributes.axes)):
         return None
     x = _laid_out(r, x, attributes.axes, _DEPTH, blocked)
-    terms = [_at(r, x, dict(zip(attributes.axes, place, strict=True)), _DEPTH) for place in product(*map(range, sizes))]
+    terms = [_at(r, x, dict(zip(attributes.axes, tap, strict=True)), _DEPTH) for tap in product(*map(range, sizes))]
     combine = _COMBINES[r.op.name]
     while len(terms) > 1:
         terms = [_chained(r, combine, terms[n : n + TOGETHER]) for n in range(0, len(terms), TOGETHER)]
@@ -116,15 +116,15 @@ def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int, wide
     return r.permute(laid, tuple(order.index(a) for a in range(value.type.rank)))
 
 
-def _at(r: Rewriter, value: Value, place: dict[int, int], depth: int) -> Value:
+def _at(r: Rewriter, value: Value, tap: dict[int, int], depth: int) -> Value:
     """The value at one position of some axes, which have extent 1 then."""
     made = r.producer(value)
     if made is not None and made.definition.kind == "elementwise" and depth:
         operands = []
         for v in made.operands:
             behind = value.type.rank - v.type.rank
-            own = {a - behind: at for a, at in place.items() if a >= behind and v.type.shape[a - behind] != 1}
+            own = {a - behind: at for a, at in tap.items() if a >= behind and v.type.shape[a - behind] != 1}
             operands.append(_at(r, v, own, depth - 1) if own else v)
         return r.emit(made.name, *operands, attributes=made.attributes)
-    cut = SliceAttributes.of_axes(value.type.shape, {a: (at, at + 1) for a, at in place.items()})
+    cut = SliceAttributes.of_axes(value.type.shape, {a: (at, at + 1) for a, at in tap.items()})
     return r.emit("slice", value, attributes=cut)

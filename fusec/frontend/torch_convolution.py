@@ -15,7 +15,7 @@ from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.frontend.torch_transposed import Axis, transposed_convolution
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
 from fusec.ir.chosen_calls import why_whole
-from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES, LibraryConvolution, convolution_to_text
+from fusec.ir.library_calls import CONVOLUTION, MOST_TAPS, LibraryConvolution, convolution_to_text
 from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bool_, f32, i64
 
@@ -61,7 +61,7 @@ def _convolution(
         return _depthwise(e, seen, weight, bias, wide)
     if groups > 1:
         return _in_groups(e, seen, weight, bias, groups, wide)
-    steps = _places(seen, rank)
+    steps = _tap_axes(seen, rank)
     attributes = DotAttributes((*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide)
     total = e.emit("dot", seen, weight, attributes=attributes)
     if bias is not None:
@@ -133,28 +133,28 @@ def _max_pool(
     ceil_mode: bool = False,
 ) -> list[Value]:
     """The largest of each window, and its place in the image; a NaN is larger than all. Padding is never chosen."""
-    places = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
-    sizes, low, apart = (_each(given, places) for given in (kernel_size, padding, dilation))
-    steps = _each(stride, places) if stride else sizes
+    dims = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
+    sizes, low, apart = (_each(given, dims) for given in (kernel_size, padding, dilation))
+    steps = _each(stride, dims) if stride else sizes
     if not e.out.dtype.is_float or 0 in (*extents(input), *e.out.static_shape):
         raise Declined("of integers or of empty tensors")
     if _is_large(sizes, steps):
         raise Declined("of large windows that overlap", final=True)
-    image = e.channels_last(_batched(e, input, places))
-    windows = e.out.static_shape[-places:]
+    image = e.channels_last(_batched(e, input, dims))
+    windows = e.out.static_shape[-dims:]
     seen = windowed(e, image, sizes, steps, low, apart, float("-inf"), windows)
-    axes = _places(seen, places + 2)
+    axes = _tap_axes(seen, dims + 2)
     largest = e.reduce("reduce_max", seen, axes)
-    found = [largest, _place_of_largest(e, seen, largest, extents(image)[1:-1], sizes, steps, low, apart)]
+    found = [largest, _index_of_largest(e, seen, largest, extents(image)[1:-1], sizes, steps, low, apart)]
     return [e.reshape(e.channels_first(v), t.shape) for v, t in zip(found, e.results, strict=True)]
 
 
 def _is_large(sizes: Sequence[int], steps: Sequence[int]) -> bool:
-    """Whether windows overlap and have more places than are opened."""
-    return prod(sizes) > MOST_PLACES and any(step < size for size, step in zip(sizes, steps, strict=True))
+    """Whether windows overlap and have more taps than are opened."""
+    return prod(sizes) > MOST_TAPS and any(step < size for size, step in zip(sizes, steps, strict=True))
 
 
-def _place_of_largest(
+def _index_of_largest(
     e: Emitter,
     seen: Value,
     largest: Value,
@@ -165,18 +165,18 @@ def _place_of_largest(
     apart: Sequence[int],
 ) -> Value:
     """The first place in the image that holds the largest of a window; where that is a NaN, the last of NaNs."""
-    places, shape = len(sizes), extents(seen)
-    axes = _places(seen, places + 2)
+    dims, shape = len(sizes), extents(seen)
+    axes = _tap_axes(seen, dims + 2)
     flat, inside = e.constant(0, i64), e.constant(True, bool_)
-    for k in range(places):
+    for k in range(dims):
         window = e.emit("mul", e.iota(shape, 1 + k, i64), e.constant(steps[k], i64))
-        within = e.emit("mul", e.iota(shape, places + 2 + k, i64), e.constant(apart[k], i64))
+        within = e.emit("mul", e.iota(shape, dims + 2 + k, i64), e.constant(apart[k], i64))
         at = e.emit("sub", e.emit("add", window, within), e.constant(low[k], i64))
         here = e.emit("logical_and", e.emit("ge", at, e.constant(0, i64)), e.emit("lt", at, e.constant(image[k], i64)))
         inside = e.emit("logical_and", inside, here)
         flat = e.emit("add", e.emit("mul", flat, e.constant(image[k], i64)), at)
-    kept = e.keep(largest, seen, axes)
-    equal = e.emit("logical_and", inside, e.emit("eq", seen, kept))
+    largest_again = e.keep(largest, seen, axes)
+    equal = e.emit("logical_and", inside, e.emit("eq", seen, largest_again))
     first = e.reduce("reduce_min", e.emit("select", equal, flat, e.constant(prod(image), i64)), axes)
     last = e.reduce("reduce_max", e.emit("select", e.emit("isnan", seen), flat, e.constant(-1, i64)), axes)
     return e.emit("select", e.emit("isnan", largest), last, first)
@@ -193,24 +193,24 @@ def _avg_pool(
     divisor_override: int | None = None,
 ) -> Value:
     """The mean of each window, halves added up in f32."""
-    places = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
+    dims = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
     if not e.out.dtype.is_float or 0 in (*extents(input), *e.out.static_shape):
         raise Declined("of integers or of empty tensors")
-    size, low = _each(kernel_size, places), _each(padding, places)
-    steps = _each(stride, places) if stride else size
+    size, low = _each(kernel_size, dims), _each(padding, dims)
+    steps = _each(stride, dims) if stride else size
     if _is_large(size, steps):
         raise Declined("of large windows that overlap", final=True)
     wide = e.cast(input, f32) if input.type.dtype.bits <= 16 else input
-    image = e.channels_last(_batched(e, wide, places))
-    windows = e.out.static_shape[-places:]
-    seen = windowed(e, image, size, steps, low, (1,) * places, 0.0, windows)
-    total = e.channels_first(e.reduce("reduce_sum", seen, _places(seen, places + 2)))
+    image = e.channels_last(_batched(e, wide, dims))
+    windows = e.out.static_shape[-dims:]
+    seen = windowed(e, image, size, steps, low, (1,) * dims, 0.0, windows)
+    total = e.channels_first(e.reduce("reduce_sum", seen, _tap_axes(seen, dims + 2)))
     total = e.reshape(total, e.out.shape)
     dtype = total.type.dtype
     if divisor_override is not None:
         return e.rounded(e.emit("div", total, e.constant(divisor_override, dtype)), e.out.dtype)
     count = e.constant(prod(size), dtype)
-    around = extents(input)[-places:]
+    around = extents(input)[-dims:]
     beyond = any(
         (n - 1) * step + k - before > extent + before
         for n, step, k, before, extent in zip(windows, steps, size, low, around, strict=True)
@@ -218,7 +218,7 @@ def _avg_pool(
     if (any(low) and not count_include_pad) or beyond:
         counts = [
             _counted(e, windows, axis, size[axis], steps[axis], low[axis], around[axis], count_include_pad)
-            for axis in range(places)
+            for axis in range(dims)
         ]
         whole = counts[0]
         for other in counts[1:]:
@@ -252,13 +252,13 @@ def _spatial(call: str) -> int:
     return int(next(c for c in call.rsplit(".", 1)[-1] if c.isdigit()))
 
 
-def _places(seen: Value, rank: int) -> tuple[int, ...]:
-    """The axes of :func:`windowed` that are places in a window of an image of ``rank`` axes."""
+def _tap_axes(seen: Value, rank: int) -> tuple[int, ...]:
+    """The axes of :func:`windowed` that are taps in a window of an image of ``rank`` axes."""
     return tuple(range(rank, seen.type.rank))
 
 
-def _batched(e: Emitter, image: Value, places: int) -> Value:
-    return image if image.type.rank == places + 2 else e.reshape(image, (1, *image.type.shape))
+def _batched(e: Emitter, image: Value, dims: int) -> Value:
+    return image if image.type.rank == dims + 2 else e.reshape(image, (1, *image.type.shape))
 
 
 def windowed(
@@ -271,12 +271,12 @@ def windowed(
     fill: float = 0.0,
     windows: Sequence[int] | None = None,
 ) -> Value:
-    """The windows of an image ``[n, places..., channels]``: ``[n, windows..., channels, places in a window...]``.
+    """The windows of an image ``[n, spatial..., channels]``: ``[n, windows..., channels, taps in a window...]``.
 
     windows: how many along each axis, where the last ones may go beyond the padding.
     """
-    places = len(size)
-    sizes, steps, low, apart = (_each(given, places) for given in (size, stride, padding, dilation))
+    dims = len(size)
+    sizes, steps, low, apart = (_each(given, dims) for given in (size, stride, padding, dilation))
     reach = [(n - 1) * d + 1 for n, d in zip(sizes, apart, strict=True)]
     high = list(low)
     if windows is not None:
@@ -285,7 +285,7 @@ def windowed(
     if any((*low, *high)):
         around = PadAttributes((0, *low, 0), (0, *high, 0))
         image = e.emit("pad", image, e.constant(fill, image.type.dtype), attributes=around)
-    for k in range(places):
+    for k in range(dims):
         if windows is not None:
             image = e.narrow(image, 1 + k, 0, (windows[k] - 1) * steps[k] + reach[k])
         image = e.emit("windows", image, attributes=WindowsAttributes(1 + k, reach[k], steps[k]))

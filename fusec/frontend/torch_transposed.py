@@ -103,32 +103,32 @@ def transposed_convolution(
 
 def _dot(e: Emitter, image: Value, weight: Value, axes: Sequence[Axis], chosen: Sequence[Phases], wide: DType) -> Value:
     """``[n, t..., phases..., columns]``"""
-    places = len(axes)
+    dims = len(axes)
     seen = _windows(e, image, axes, chosen)
     w = _weights(e, weight, axes, chosen)
-    (channels, columns, *rest), outer = extents(w), extents(seen)[: 1 + places]
-    sizes, counts = rest[:places], rest[places:]
-    w = e.permute(w, (*range(2 + places, 2 + 2 * places), 1, *range(2, 2 + places), 0))
+    (channels, columns, *rest), outer = extents(w), extents(seen)[: 1 + dims]
+    sizes, counts = rest[:dims], rest[dims:]
+    w = e.permute(w, (*range(2 + dims, 2 + 2 * dims), 1, *range(2, 2 + dims), 0))
     w = e.reshape(w, (prod(counts) * columns, *sizes, channels))
-    inner = (*range(2 + places, 2 + 2 * places), 1 + places)
-    kept = None if wide == seen.type.dtype else wide
-    attributes = DotAttributes(inner, tuple(range(1, places + 2)), dtype=kept)
+    inner = (*range(2 + dims, 2 + 2 * dims), 1 + dims)
+    largest_again = None if wide == seen.type.dtype else wide
+    attributes = DotAttributes(inner, tuple(range(1, dims + 2)), dtype=largest_again)
     return e.reshape(e.emit("dot", seen, w, attributes=attributes), (*outer, *counts, columns))
 
 
 def _sum(e: Emitter, image: Value, weight: Value, axes: Sequence[Axis], chosen: Sequence[Phases], wide: DType) -> Value:
     """The same of each channel by itself."""
-    places = len(axes)
+    dims = len(axes)
     seen = _windows(e, image, axes, chosen)
     w = _weights(e, weight, axes, chosen)
-    (channels, times, *rest), outer = extents(w), extents(seen)[: 1 + places]
-    sizes, counts = rest[:places], rest[places:]
+    (channels, times, *rest), outer = extents(w), extents(seen)[: 1 + dims]
+    sizes, counts = rest[:dims], rest[dims:]
     seen = e.reshape(seen, (*outer, channels, *(1 for _ in counts), 1, *sizes))
-    w = e.permute(w, (0, *range(2 + places, 2 + 2 * places), 1, *range(2, 2 + places)))
-    first = 3 + 2 * places
+    w = e.permute(w, (0, *range(2 + dims, 2 + 2 * dims), 1, *range(2, 2 + dims)))
+    first = 3 + 2 * dims
     made = e.emit("mul", e.cast(seen, wide), e.cast(w, wide))
-    made = e.reduce("reduce_sum", made, tuple(range(first, first + places)))
-    order = (*range(1 + places), *range(2 + places, 2 + 2 * places), 1 + places, 2 + 2 * places)
+    made = e.reduce("reduce_sum", made, tuple(range(first, first + dims)))
+    order = (*range(1 + dims), *range(2 + dims, 2 + 2 * dims), 1 + dims, 2 + 2 * dims)
     return e.reshape(e.permute(made, order), (*outer, *counts, channels * times))
 
 
@@ -163,19 +163,17 @@ def _weights(e: Emitter, weight: Value, axes: Sequence[Axis], chosen: Sequence[P
 
 def _interleaved(e: Emitter, parts: dict[tuple[Phases, ...], Value], axes: Sequence[Axis]) -> Value:
     """``[n, t..., phases..., columns]`` ⇒ ``[n, places..., columns]``"""
-    places = len(axes)
-    for k in reversed(range(places)):
+    dims = len(axes)
+    for k in reversed(range(dims)):
         joined: dict[tuple[Phases, ...], list[Value]] = {}
         for chosen, part in parts.items():
             joined.setdefault(chosen[:k], []).append(part)
         parts = {
-            chosen: found[0]
-            if len(found) == 1
-            else e.emit("concat", *found, attributes=ConcatAttributes(1 + places + k))
+            chosen: found[0] if len(found) == 1 else e.emit("concat", *found, attributes=ConcatAttributes(1 + dims + k))
             for chosen, found in joined.items()
         }
     (whole,) = parts.values()
-    order = (0, *(axis for k in range(places) for axis in (1 + k, 1 + places + k)), 1 + 2 * places)
+    order = (0, *(axis for k in range(dims) for axis in (1 + k, 1 + dims + k)), 1 + 2 * dims)
     n, columns = extents(whole)[0], extents(whole)[-1]
     whole = e.reshape(e.permute(whole, order), (n, *(a.count * a.stride for a in axes), columns))
     for k, a in enumerate(axes):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.library_calls import CONVOLUTION, MOST_WEIGHTED_PLACES, convolution_from_text
+from fusec.ir.library_calls import CONVOLUTION, MOST_WEIGHTED_TAPS, convolution_from_text
 from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, DType, bf16
 
@@ -32,16 +32,16 @@ def why_whole(
 ) -> str:
     """Why a convolution is the library's; empty where it is opened. ``channels`` are the image's, ``weight`` is the
     shape of the weight as PyTorch has it; ``steps`` are the stride and the dilation of each axis."""
-    places = prod(weight[2:])
+    taps = prod(weight[2:])
     if transposed:
         why = _why_transposed(dtype, channels, weight[2:], groups, steps, on_cpu)
         if why:
             return why
     if groups not in (1, channels) and on_cpu:
         return "no kernel of ours is a convolution in groups"
-    if groups == channels != 1 and places > MOST_WEIGHTED_PLACES:
-        return f"of windows of {places} positions of one channel"
-    if on_cpu and places > 1 and groups == 1 and dtype is bf16:
+    if groups == channels != 1 and taps > MOST_WEIGHTED_TAPS:
+        return f"of windows of {taps} positions of one channel"
+    if on_cpu and taps > 1 and groups == 1 and dtype is bf16:
         return "the library's kernel of bfloat16 is faster"
     return ""
 

@@ -31,20 +31,20 @@ def matrix_from_json(data: Any) -> Matrix:
 
 def channels_last(type: TensorType) -> TensorType:
     """The type of an image, its second axis last."""
-    batch, channels, *places = type.shape
-    return type.with_shape((batch, *places, channels))
+    batch, channels, *spatial = type.shape
+    return type.with_shape((batch, *spatial, channels))
 
 
 def channels_second(type: TensorType) -> TensorType:
     """The type of an image, its last axis second."""
-    batch, *places, channels = type.shape
-    return type.with_shape((batch, channels, *places))
+    batch, *spatial, channels = type.shape
+    return type.with_shape((batch, channels, *spatial))
 
 
-MOST_PLACES = 27
+MOST_TAPS = 27
 """Positions of a window, up to which pooling is a map of ours: 5×5, 3×3×3 and less."""
 
-MOST_WEIGHTED_PLACES = 49
+MOST_WEIGHTED_TAPS = 49
 """The same for convolutions of one channel: 7×7. A lane computes several results, which share what they read."""
 
 CONVOLUTION = "fusec.convolution"
@@ -53,9 +53,9 @@ CONVOLUTION = "fusec.convolution"
 
 @dataclass(frozen=True)
 class LibraryConvolution:
-    """image: ``[n, channels, positions...]``; None for the first operand, ``[n, positions..., channels]``. weight: as
+    """image: ``[n, channels, spatial...]``; None for the first operand, ``[n, spatial..., channels]``. weight: as
     PyTorch has it; None for the second operand. A third is a bias. padding: on both sides; of the windows that there
-    are then, those in ``shape`` are taken: ``[n, windows..., columns]``, as the result lies. beyond: more positions of
+    are then, those in ``shape`` are taken: ``[n, windows..., columns]``, as the result lies. beyond: more elements of
     a ``transposed`` one's result."""
 
     image: Matrix | None

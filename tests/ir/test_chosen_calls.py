@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.ir.chosen_calls import is_for_cpus, why_whole
-from fusec.ir.library_calls import MOST_WEIGHTED_PLACES, LibraryConvolution, convolution_to_text
+from fusec.ir.library_calls import MOST_WEIGHTED_TAPS, LibraryConvolution, convolution_to_text
 from fusec.ir.nodes import Op
 from fusec.ir.parse import parse
 from fusec.ir.text import spell_string
@@ -14,7 +14,7 @@ from fusec.ir.types import DType, bf16, f32
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_convolutions_of_one_channel(on_cpu: bool) -> None:
-    most = MOST_WEIGHTED_PLACES
+    most = MOST_WEIGHTED_TAPS
     assert not why_whole(f32, 8, (8, 1, most), 8, False, on_cpu=on_cpu)
     assert "positions of one channel" in why_whole(f32, 8, (8, 1, most + 1), 8, False, on_cpu=on_cpu)
 

@@ -1006,9 +1006,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "padding_can_be_the_largest",
         "fusec.frontend.torch_convolution",
-        "_place_of_largest",
-        'equal = e.emit("logical_and", inside, e.emit("eq", seen, kept))',
-        'equal = e.emit("eq", seen, kept)',
+        "_index_of_largest",
+        'equal = e.emit("logical_and", inside, e.emit("eq", seen, largest_again))',
+        'equal = e.emit("eq", seen, largest_again)',
         ("tests/frontend/test_torch_convolution.py::test_the_place_of_the_largest_where_several_are",),
     ),
     Mutant(
@@ -1023,8 +1023,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "an_image_cut_the_other_way",
         "fusec.passes.convolution",
         "_by_role",
-        "dilation, before - start, place",
-        "dilation, before + start, place",
+        "dilation, before - start, tap_axis",
+        "dilation, before + start, tap_axis",
         ("tests/passes/test_convolution.py",),
     ),
     Mutant(

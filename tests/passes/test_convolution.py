@@ -189,7 +189,7 @@ def test_what_is_around_those_is_one() -> None:
     found = convolution_of(graph.ops[-1], {v: op for op in graph.ops for v in op.results})
     assert found is not None
     assert numbers(found) == [(9, 7, 3, 1, 1, 0, 0), (13, 13, 1, 1, 1, 0, 0)]
-    assert [w.place for w in found.windowed] == [1, None]
+    assert [w.tap_axis for w in found.windowed] == [1, None]
 
 
 def test_one_weight_for_all_channels_has_none() -> None:

@@ -6,8 +6,8 @@ import pytest
 from programs import check, group_kinds
 from rewriting import becomes, computes_the_same, unchanged
 
-from fusec.ir.library_calls import MOST_PLACES
-from fusec.passes.windows import FEW_PLACES, MOST_LAID_OUT, open_windows
+from fusec.ir.library_calls import MOST_TAPS
+from fusec.passes.windows import FEW_TAPS, MOST_LAID_OUT, open_windows
 
 
 def test_the_largest_of_each_window() -> None:
@@ -98,8 +98,8 @@ def reduced(places: int, attributes: str = "{axes=[1]}", reduction: str = "reduc
 
 
 def test_so_many_places_and_no_more() -> None:
-    assert "reduce_sum(" not in str(computes_the_same(open_windows, reduced(MOST_PLACES), special=False))
-    unchanged(open_windows, reduced(MOST_PLACES + 1))
+    assert "reduce_sum(" not in str(computes_the_same(open_windows, reduced(MOST_TAPS), special=False))
+    unchanged(open_windows, reduced(MOST_TAPS + 1))
 
 
 UNTOUCHED = {
@@ -142,8 +142,8 @@ def parted(rows: int, columns: int) -> str:
 
 
 def test_parts_of_an_image() -> None:
-    assert "reduce_max(" not in str(computes_the_same(open_windows, parted(FEW_PLACES // 4, 4)))
-    unchanged(open_windows, parted(FEW_PLACES // 4 + 1, 4))
+    assert "reduce_max(" not in str(computes_the_same(open_windows, parted(FEW_TAPS // 4, 4)))
+    unchanged(open_windows, parted(FEW_TAPS // 4 + 1, 4))
 
 
 def test_rows_are_no_parts_of_an_image() -> None:

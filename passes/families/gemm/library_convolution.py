@@ -113,7 +113,7 @@ def _groups_behind(
 
 
 def _image(context: LoweringContext, found: Convolution, operands: list[Value]) -> Matrix | None:
-    """``[n, channels, places...]``."""
+    """``[n, channels, spatial...]``."""
     view = strided_view(found.image, context.producers, context.strides)
     if view is None or view.base not in context.body.inputs:
         return None
@@ -125,7 +125,7 @@ def _image(context: LoweringContext, found: Convolution, operands: list[Value]) 
 
 
 def _weight(context: LoweringContext, found: Convolution, operands: list[Value]) -> Matrix | None:
-    """``[columns, channels, places...]``."""
+    """``[columns, channels, taps...]``."""
     value, attributes = found.dot.operands[1], found.dot.attributes
     assert isinstance(attributes, DotAttributes)
     view = strided_view(value, context.producers, context.strides)
@@ -136,12 +136,12 @@ def _weight(context: LoweringContext, found: Convolution, operands: list[Value])
     shape, strides, (offset,) = value.type.static_shape, fixed(view.strides), fixed([view.offset])
     free = (*attributes.rhs_batch, *free_axes(value.type.rank, attributes.rhs_batch, attributes.rhs_contract))
     columns = joined([(shape[a], strides[a]) for a in free])
-    places = [None if w.place is None else attributes.rhs_contract[w.place] for w in found.windowed]
-    rest = [a for a in attributes.rhs_contract if a not in places and shape[a] != 1]
+    tap_axes = [None if w.tap_axis is None else attributes.rhs_contract[w.tap_axis] for w in found.windowed]
+    rest = [a for a in attributes.rhs_contract if a not in tap_axes and shape[a] != 1]
     if columns is None or len(rest) > 1:
         return None
     channels = rest[0] if rest else None
-    axes: list[int | None] = [channels, *places]
+    axes: list[int | None] = [channels, *tap_axes]
     sizes = (columns[0], *(1 if a is None else shape[a] for a in axes))
     steps = (columns[1], *(1 if a is None else strides[a] for a in axes))
     return Matrix(operands.index(view.base), sizes, steps, offset)

@@ -37,7 +37,7 @@ _MOST_GROUPS = 64
 """Of a convolution that a kernel has maps for: they are parameters, 128 bytes each."""
 
 _FEW_CHANNELS = 8
-"""Channels below which the places of a row of a window are put side by side first."""
+"""Channels below which the taps of a row of a window are put side by side first."""
 
 
 def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Windows | None:
@@ -76,16 +76,16 @@ def fetched_depth(context: LoweringContext, found: Convolution) -> int:
         return found.taps
     view = strided_view(found.image, context.producers, context.strides)
     channels, item = found.depth, found.image.type.dtype.itemsize
-    places = found.taps
+    taps = found.taps
     if view is not None and _is_run(found, fixed(view.strides)):
         along = found.windowed[-1].size
-        places, channels = places // along, channels * along
-    return places * round_up(channels, _ROW_BYTES // item)
+        taps, channels = taps // along, channels * along
+    return taps * round_up(channels, _ROW_BYTES // item)
 
 
 def _is_run(found: Convolution, steps: tuple[int, ...]) -> bool:
-    """Whether a window's places along the last axis are one run of memory, which takes fewer copies as channels than
-    place by place: the rows of the tensor map are windows then, and overlap."""
+    """Whether a window's taps along the last axis are one run of memory, which takes fewer copies as channels than
+    tap by tap: the rows of the tensor map are windows then, and overlap."""
     w = found.windowed[-1]
     assert found.channels is not None
     channels, item = found.depth, found.image.type.dtype.itemsize
@@ -97,7 +97,7 @@ def _is_run(found: Convolution, steps: tuple[int, ...]) -> bool:
 
 
 def _begins(w: Windowed, bytes_: int) -> bool:
-    """Whether runs of so many bytes a place, and weights for them, begin where a tensor map can."""
+    """Whether runs of so many bytes a tap, and weights for them, begin where a tensor map can."""
     return w.stride * bytes_ % _STEP_BYTES == 0 and w.size * bytes_ % _STEP_BYTES == 0
 
 
@@ -107,15 +107,17 @@ def _step(step: int, extent: int) -> int:
 
 
 def _in_order(found: Convolution) -> bool:
-    """Whether K goes through places as the rows go through windows, and through all channels of each."""
+    """Whether K goes through taps as the rows go through windows, and through all channels of each."""
     attributes, shape = found.dot.attributes, found.dot.operands[0].type.shape
     assert isinstance(attributes, DotAttributes)
     wide = [n for n, a in enumerate(attributes.lhs_contract) if shape[a] != 1]
-    places = [w.place for w in found.windowed if w.size != 1]
+    tap_axes = [w.tap_axis for w in found.windowed if w.size != 1]
     assert found.channels is not None
     if found.depth == 1:
-        return wide == places
-    return [n for n in wide if n in places] == places and len(wide) == len(places) + 1 and wide[-1] not in places
+        return wide == tap_axes
+    return (
+        [n for n in wide if n in tap_axes] == tap_axes and len(wide) == len(tap_axes) + 1 and wide[-1] not in tap_axes
+    )
 
 
 def operands_in_order(context: LoweringContext) -> list[Alternative]:
@@ -123,7 +125,7 @@ def operands_in_order(context: LoweringContext) -> list[Alternative]:
     is no convolution.
 
     Weights are copied with K along memory, images with their channels last. Where there are few channels, no multiple
-    of 16 bytes, the places of a window along a row become one run of a padded copy, or, where they are apart, channels.
+    of 16 bytes, the taps of a window along a row become one run of a padded copy, or, where they are apart, channels.
     """
     dots = context.anchors("dot")
     found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
@@ -190,12 +192,12 @@ def _lies_apart(context: LoweringContext, dot: Op) -> bool:
 
 
 def _has_rows(found: Convolution) -> bool:
-    """Whether the image's axes are batch, channels and places, with windows along all of these."""
+    """Whether the image's axes are batch, channels and spatial ones, with windows along all of these."""
     return found.image.type.rank == len(found.windowed) + 2
 
 
 def _channels_behind(r: Rewriter, found: Convolution) -> Convolution:
-    """With the image's axes in the order batch, places, channels."""
+    """With the image's axes in the order batch, spatial axes, channels."""
     assert found.batch is not None
     assert found.channels is not None
     order = (found.batch, *(w.axis for w in found.windowed), found.channels)
@@ -256,7 +258,7 @@ def channels_last(r: Rewriter, found: Convolution) -> Outcome:
 
 
 def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
-    """dot(windows(pad(x)), w) ⇒ dot(windows(y), copy(w)), y a copy in which a window's places along a row are one run
+    """dot(windows(pad(x)), w) ⇒ dot(windows(y), copy(w)), y a copy in which a window's taps along a row are one run
 
     y is padded, and has as many channels as make windows begin at multiples of 16 bytes. Where windows are two rows
     apart (or three, ...), and have as many rows or a multiple, two rows of x are the channels of one of y. No window
@@ -300,14 +302,14 @@ def _together(outer: Sequence[Windowed]) -> int:
 
 
 def _rows_together(r: Rewriter, x: Value, together: int) -> Value:
-    """``[..., rows, places, channels]`` ⇒ ``[..., rows / together, places, together * channels]``"""
+    """``[..., rows, taps, channels]`` ⇒ ``[..., rows / together, taps, together * channels]``"""
     if together == 1:
         return x
-    *outer, rows, places, channels = x.type.static_shape
+    *outer, rows, taps, channels = x.type.static_shape
     n = len(outer)
-    x = r.reshape(x, (*outer, rows // together, together, places, channels))
+    x = r.reshape(x, (*outer, rows // together, together, taps, channels))
     x = r.permute(x, (*range(n + 1), n + 2, n + 1, n + 3))
-    return r.reshape(x, (*outer, rows // together, places, together * channels))
+    return r.reshape(x, (*outer, rows // together, taps, together * channels))
 
 
 def _rows_apart(r: Rewriter, found: Convolution) -> Outcome:
@@ -371,7 +373,7 @@ def _padded(r: Rewriter, x: Value, around: dict[int, tuple[int, int]]) -> Value:
 
 
 def _windowed(r: Rewriter, x: Value, axes: Sequence[Windowed]) -> Value:
-    """The padded windows along some axes, their places along new last ones."""
+    """The padded windows along some axes, their taps along new last ones."""
     x = _padded(r, x, {w.axis: (w.low, w.high) for w in axes})
     for w in axes:
         reach = (w.size - 1) * w.dilation + 1
