@@ -58,7 +58,7 @@ def resized(x: Any, w: Any) -> Any:
 def test_what_is_the_library_s_on_a_cpu_alone_is_kernels(tmp_path: Path) -> None:
     specs = fusec.TensorSpec((2, 8, 12, 12)), fusec.TensorSpec((8, 1, 7, 7))
     on_cpu = fusec.compile(resized, *specs).explain()
-    assert all(name in on_cpu for name in ("fusec.convolution", "aten.upsample_bilinear2d"))
+    assert "aten.upsample_bilinear2d" in on_cpu
     made = fusec.compile(resized, *specs, target="cuda:sm_90")
     made.save(tmp_path / "f.fusec")
     for text in (made.explain(), describe_file(tmp_path / "f.fusec", graph=True)):
