@@ -477,8 +477,7 @@ def _fit(
                 hi = hi if top and t * tile == extent else min(hi, high)
         if lo > hi:
             continue
-        highest = hi if hi < 10**12 else max(lo, extent) if slope == 0 else lo
-        line = add(mul(block, slope), highest if upper else min(hi, max(lo, 0)))
+        line = add(mul(block, slope), min(hi, max(lo, 0)) if not upper else hi if hi < 10**12 else lo)
         if upper:
             return minimum(line, extent)
         whole = mul(floordiv(maximum(line, 0), tile), tile)

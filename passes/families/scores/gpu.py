@@ -159,7 +159,9 @@ class _Scores:
     def _loops(self) -> list[tuple[Index, Index, bool, bool]]:
         """Bounds of the columns' loops, whether the mask is taken to hold, and whether blocks may be cut short."""
         span, limited = self.span, self.block_limit is not None
-        stop = span.stop
+        stop, columns = span.stop, self.schedule.columns
+        if isinstance(stop, int) and isinstance(self.e.columns, int):
+            stop = min(-(-stop // columns) * columns, self.e.columns)
         if span.full is None or span.full[0] == span.full[1]:
             return [(span.start, stop, False, limited)]
         first, past = span.full
