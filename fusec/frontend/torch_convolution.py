@@ -43,8 +43,10 @@ def _convolution(
     steps, apart = _each(stride, rank - 2), _each(dilation, rank - 2)
     given = input.type.dtype, extents(input)[1], extents(weight), groups, transposed
     reason = why_whole(*given, steps=tuple(zip(steps, apart, strict=True)), on_cpu=on_cpu)
+    beyond = _each(output_padding, rank - 2) if transposed else ()
+    if any(more >= max(step, gap) for more, step, gap in zip(beyond, steps, apart, strict=False)):
+        reason = "the library says whether it takes so much output_padding"
     if reason:
-        beyond = tuple(output_padding) if transposed else ()
         numbers = (steps, _each(padding, rank - 2), apart)
         return _called(
             e, input, weight, bias, LibraryConvolution(None, None, *numbers, (), groups, transposed, beyond), reason

@@ -177,6 +177,19 @@ def test_special_values_reach_what_a_transposed_convolution_makes_of_them() -> N
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(("stride", "beyond"), [(1, 1), (2, 2)])
+def test_output_padding_that_eager_refuses(rank: int, stride: int, beyond: int) -> None:
+    x, w = torch.randn(1, 2, *[5] * rank), torch.randn(2, 3, *[3] * rank)
+
+    @fusec.jit(cache=False)
+    def upsampled(x: Any, w: Any) -> Any:
+        return TRANSPOSED[rank](x, w, stride=stride, output_padding=beyond)
+
+    with pytest.raises(RuntimeError, match="output padding must be smaller"):
+        upsampled(x, w)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
 def test_transposed_convolutions_that_are_the_library_s(rank: int) -> None:
     x, w = randn(*image(rank, 4)), randn(4, 3, *(3 for _ in range(rank)), seed=1)
     check(

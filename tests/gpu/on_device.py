@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fusec.codegen.cuda.build import compile_kernels
+from fusec.ir.attributes import SliceAttributes
 from fusec.ir.graph import Graph
 from fusec.runtime.torch_arrays import torch_dtype
 from fusec.target.gpu import gpu_target
@@ -41,6 +42,10 @@ def run(graph: Graph, kernel: Kernel, arrays: list[np.ndarray[Any, Any]], shift:
     """The results of the graph's only kernel in CUDA C++; nothing around them is written."""
     module = compile_kernels([kernel], gpu_target("cuda:0"))
     inputs = {v.name: to_device(a, shift) for v, a in zip(graph.inputs, arrays, strict=True)}
+    for op in graph.ops:  # kernels read slices of inputs where these lie
+        if isinstance(op.attributes, SliceAttributes) and op.operands[0].name in inputs:
+            cut = zip(op.attributes.starts, op.attributes.stops, op.attributes.steps, strict=True)
+            inputs[op.result.name] = inputs[op.operands[0].name][tuple(slice(*ends) for ends in cut)]
     count = len(kernel.parameters) - kernel.outputs
     memories, results = [], []
     for buffer in kernel.parameters[count:]:
