@@ -16,8 +16,8 @@ from fusec.frontend import raw
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
 from fusec.frontend.guard_code import GuardCode
-from fusec.frontend.held import MISSING, is_torch_tensor, torch_layout
-from fusec.frontend.insides import inside, own_attributes
+from fusec.frontend.held import is_torch_tensor, torch_layout
+from fusec.frontend.insides import MISSING, inside, own_attributes
 from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a

@@ -7,18 +7,18 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import is_
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from fusec.frontend import raw
+from fusec.frontend.insides import MISSING, inside, own_attributes
 from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
-
-MISSING = object()
 
 Same = Callable[[Any, Any], bool]
 
@@ -60,7 +60,7 @@ def contents(value: Any) -> State | None:
         own = raw.table_of(value)
         return State(kind, [], None, None, list(own.items()), {}) if _is_users(own.get("__module__")) else None
     keys, parts = _parts(value)
-    table = raw.attributes_of(value)
+    table = own_attributes(value)
     slots = raw.slots_of(value)
     if parts is None and table is None and not slots:
         return None
@@ -76,6 +76,9 @@ def _parts(value: Any) -> tuple[list[Any], Any]:
         return [], raw.values_of(value)
     if type(value) is np.ndarray:
         return [], value.copy()
+    if is_a(value, ContextVar, CellType):
+        held = inside(value)
+        return [], [held[1] if held is not None else MISSING]
     if is_a(value, bytearray):
         return [], bytes(bytearray.__getitem__(value, slice(None)))
     return [], array.tobytes(value) if is_a(value, array) else None
@@ -93,7 +96,7 @@ def put_back(value: Any, before: State) -> None:
         if not same_parts(keys, before.keys, is_) or not same_parts(parts, before.parts, is_):
             _put_back_parts(value, before)
     if before.table is not None:
-        if raw.attributes_of(value) is not before.table:
+        if own_attributes(value) is not before.table:
             raw.set_attributes(value, before.table)
         _put_back_table(before.table, before.attributes)
     now = raw.slots_of(value)
@@ -111,11 +114,23 @@ def _put_back_parts(value: Any, before: State) -> None:
         raw.set_values(value, before.parts)
     elif type(value) is np.ndarray:
         value[...] = before.parts
+    elif is_a(value, ContextVar, CellType):
+        _put_back_content(value, before.parts[0])
     elif is_a(value, bytearray):
         bytearray.__setitem__(value, slice(None), before.parts)
     else:
         array.__delitem__(value, slice(None))
         array.frombytes(value, before.parts)
+
+
+def _put_back_content(value: Any, before: Any) -> None:
+    """Of a context variable, or of a cell. A variable that was not set can't be made so again: it has what it got."""
+    if is_a(value, CellType) and before is MISSING:
+        del value.cell_contents
+    elif is_a(value, CellType):
+        value.cell_contents = before
+    elif before is not MISSING:
+        value.set(before)
 
 
 def _put_back_table(table: dict[str, Any], before: list[tuple[str, Any]]) -> None:
@@ -152,8 +167,13 @@ def parts(value: Any, state: State | None) -> Iterator[tuple[str, Any]]:
         yield from (("", part) for part in raw.values_of(value))
     elif is_a(value, list, set, deque, dict) and state is not None:
         yield from (("", part) for part in state.parts)
+    elif is_a(value, ContextVar, CellType) and state is not None:
+        yield from (("", part) for part in state.parts if part is not MISSING)
     elif is_a(value, MethodType):
         yield "", value.__self__
+    elif is_a(value, BuiltinMethodType):
+        held = inside(value)
+        yield "", held[1] if held is not None else None
     elif is_a(value, functools.partial):
         own = functools.partial.__dict__
         yield from (("", own[name].__get__(value)) for name in ("func", "args", "keywords"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dis
 import gc
 import random
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -18,14 +20,15 @@ from io import IOBase
 from itertools import islice
 from pickle import dumps
 from random import Random
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinMethodType, CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
-from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts, put_back, same_parts
+from fusec.frontend.held import State, contents, is_torch_tensor, parts, put_back, same_parts
+from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import true_value
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
@@ -41,6 +44,9 @@ _MOST_HELD = 20000
 
 _MOST_BYTES = 1 << 26
 """Larger arrays are not held."""
+
+_HOLDERS = (threading.local, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+"""Whose modules are no user's, and what they hold is."""
 
 _OPAQUE = frozenset(
     (
@@ -242,7 +248,7 @@ class Snapshots:
                 known.path, known.is_private = path, is_private
             elif state is not None:
                 self._held[id(value)] = _Held(value, state, path, is_private)
-            elif not is_a(value, tuple, frozenset):
+            elif not is_a(value, tuple, frozenset, BuiltinMethodType):
                 continue
             for name, part in islice(parts(value, state), _MOST_PARTS):
                 inner = is_private or (name.startswith("_") and name != "_modules")
@@ -259,6 +265,8 @@ class Snapshots:
     def _is_holder(self, value: object) -> bool:
         if is_a(value, np.ndarray):
             return self._holds_arrays and type(value) is np.ndarray and value.nbytes <= _MOST_BYTES
+        if is_a(value, *_HOLDERS):
+            return True
         module = table_of(type(value)).get("__module__")
         is_opaque = type(module) is str and (module in _OPAQUE or module.partition(".")[0] in _OPAQUE)
         return not is_torch_tensor(value) and not is_opaque

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import count as count_up
-from types import ModuleType, SimpleNamespace
+from types import CellType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -398,7 +401,69 @@ def in_two_closures_of_one_maker() -> Function:
     return lambda x: one(x) + other(other(x))
 
 
+def in_a_threads_own_values() -> Function:
+    own = threading.local()
+    own.n = 0
+
+    def f(x: Any) -> Any:
+        own.n += 1
+        return x * own.n
+
+    return f
+
+
+def in_a_context_variable() -> Function:
+    variable = ContextVar[int]("variable")
+    variable.set(0)
+
+    def f(x: Any) -> Any:
+        variable.set(variable.get() + 1)
+        return x * variable.get()
+
+    return f
+
+
+def in_a_cell() -> Function:
+    cell = CellType(0)
+
+    def f(x: Any) -> Any:
+        cell.cell_contents += 1
+        return x * cell.cell_contents
+
+    return f
+
+
+def by_a_key_that_is_held_weakly() -> Function:
+    table = weakref.WeakKeyDictionary[Any, int]()
+    key = type("Key", (), {})()
+    table[key] = 0
+
+    def f(x: Any) -> Any:
+        table[key] += 1
+        return x * table[key]
+
+    return f
+
+
+def by_a_method_that_is_kept() -> Function:
+    seen: list[int] = []
+    append, length = seen.append, seen.__len__
+
+    def f(x: Any) -> Any:
+        append(1)
+        return x * length()
+
+    return f
+
+
 OUTLIVING = (
+    *(
+        in_a_threads_own_values,
+        in_a_context_variable,
+        in_a_cell,
+        by_a_key_that_is_held_weakly,
+        by_a_method_that_is_kept,
+    ),
     *(in_slots, in_a_class, in_a_module, in_a_functions_attribute, in_a_deque, by_an_iterator, by_a_random_number),
     *(by_an_attributes_iterator, by_a_generator_of_ones_own, in_an_object_of_an_object, in_two_closures_of_one_maker),
 )

@@ -133,7 +133,8 @@ def test_rows_are_not_read_early() -> None:
     first, second = text[text.index("void defer(") :].split("void finish(")
     assert "s[row" in first
     assert "return {};" in text
-    assert "r_pair" in second
+    assert "of_beside.pair[0]" in second  # the residual, which TMA has fetched
+    assert "r_map" not in first
 
 
 def test_products_side_by_side_are_rounded_where_they_are_parked() -> None:

@@ -15,13 +15,14 @@ from fusec.errors import FusecError  # noqa: E402
 from fusec.ir.attributes import ExternAttributes  # noqa: E402
 from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.place import place  # noqa: E402
-from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.families.attention.library import attention_alternatives  # noqa: E402
 from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
+from fusec.passes.outputs import memory_strides  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.attentions import attention_from_text  # noqa: E402
 from fusec.runtime.matmuls import see  # noqa: E402
+from fusec.tile.views import strided_view  # noqa: E402
 
 
 def scores(q: Any, k: Any) -> Any:
@@ -85,20 +86,29 @@ def example(*shape: int) -> Any:
     return torch.randn(*shape).to(torch.bfloat16)
 
 
-def calls(function: Any, *args: Any) -> list[ExternAttributes]:
+def calls(function: Any, *args: Any) -> list[tuple[ExternAttributes, list[Any]]]:
+    """What the library may be told for the group of attention, and the operands: inputs, or slices of them."""
     graph = lower(place(fusec.trace(function, *args), "cuda:0"), "cuda:sm_90").graph
+    producers, inputs = graph.producers(), dict(zip(graph.inputs, args, strict=True))
     found = []
     for op in graph.ops:
         if isinstance(op.attributes, FusedAttributes) and op.attributes.kind == "attention":
-            layouts = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
+            views = {v: strided_view(v, producers, memory_strides(graph)) for v in (*op.operands, *op.results)}
+            layouts = {v: view.strides for v, view in views.items() if view is not None}
             context = LoweringContext(op, layouts, "group")
             for alternative in attention_alternatives(context):
                 pieces = alternative.lower(context)
                 assert isinstance(pieces, Pieces)
                 (call,) = pieces.ops
                 assert isinstance(call.attributes, ExternAttributes)
-                assert [v.name for v in call.operands] == ["q", "k", "v"]
-                found.append(call.attributes)
+                seen = [views[v] for v in call.operands]
+                assert [view.base.name for view in seen if view is not None] == ["q", "k", "v"]
+                operands = [
+                    inputs[view.base].as_strided(v.type.static_shape, view.strides, view.offset)
+                    for v, view in zip(call.operands, seen, strict=True)
+                    if view is not None
+                ]
+                found.append((call.attributes, operands))
     return found
 
 
@@ -108,10 +118,10 @@ def test_plain_attention_is_told_to_the_library(function: Any, keys: int) -> Non
     q, k, v = example(2, 3, 64, 32), example(2, 3, keys, 32), example(2, 3, keys, 16)
     made = calls(function, q, k, v)
     assert len(made) == 2
-    for attributes in made:
+    for attributes, given in made:
         a, _ = attention_from_text(attributes.arguments)
         assert a.causal == (function in (causal, kept))
-        operands = [see(m, (q, k, v)).float() for m in (a.query, a.key, a.value)]
+        operands = [see(m, given).float() for m in (a.query, a.key, a.value)]
         found = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=a.causal, scale=a.scale)
         wanted = function(*(t.float() for t in (q, k, v)))
         torch.testing.assert_close(found.reshape(a.shape), wanted, atol=1e-5, rtol=1e-5)
@@ -128,7 +138,7 @@ def test_single_precision_is_not() -> None:
 
 
 def test_a_damaged_record_is_refused() -> None:
-    text = calls(plain, *(example(2, 3, 64, 32) for _ in range(3)))[0].arguments
+    text = calls(plain, *(example(2, 3, 64, 32) for _ in range(3)))[0][0].arguments
     for change in ({"backend": "none"}, {"query": [0]}, {"shape": "x"}):
         with pytest.raises(FusecError, match="library"):
             attention_from_text(json.dumps({**json.loads(text), **change}))
