@@ -15,6 +15,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
@@ -79,6 +80,7 @@ def _patch_interpreter() -> None:
     these extents, and each call of a function by a kernel wraps the language in one more layer, for good.
     """
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+    cast = interpreter.InterpreterBuilder.cast_impl
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
@@ -88,6 +90,12 @@ def _patch_interpreter() -> None:
         if handle.dtype != tl.bfloat16:
             return handle
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def cast_impl(self: Any, src: TensorHandle, dst_type: Any) -> TensorHandle:
+        """To bf16 by rounding, as the device does; the interpreter cuts digits off."""
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            return TensorHandle(src.data.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
+        return cast(self, src, dst_type)
 
     def create_dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
         return dot(self, widened(a), widened(b), *rest)
@@ -103,6 +111,7 @@ def _patch_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.InterpreterBuilder.cast_impl = cast_impl
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.InterpretedFunction.__call__ = call

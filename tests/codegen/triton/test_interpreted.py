@@ -63,7 +63,7 @@ def test_scores(name: str, results: dict[str, Any]) -> None:
     found = results[name]
     assert isinstance(found, list), found
     error, kinds = found
-    assert error < (4 if "bf16" in SCORES[name].text() else 2), found  # the interpreter cuts digits of bf16 off
+    assert error < 2, found
     assert set(kinds.split("+")) == {"scores"}
 
 
