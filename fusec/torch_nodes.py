@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,24 +67,21 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 
 
 def ancestors(nodes: Sequence[Any]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    waiting = [node for node in nodes if isinstance(node, fx.Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
+    return _reached((node for node in nodes if isinstance(node, fx.Node)), lambda node: node.all_input_nodes)
 
 
 def readers(nodes: Iterator[fx.Node]) -> set[fx.Node]:
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(nodes: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += node.users
+            waiting += following(node)
     return found
 
 

@@ -206,7 +206,7 @@ class BlockEmitter:
                 value = self._moved(s, point) or stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
                     into = name + self._subscripts(self.shapes[s.target], point)
-                elif moves := [move for move in self.kernel.moves if move.buffer is s.target]:
+                elif moves := self.kernel.moves_of(s.target):
                     into = self._moved_element(s, moves, point)
                 else:
                     into = f"{out}[{point.lane}]" if out else self._element(target)

@@ -277,7 +277,7 @@ class _Emitter(Scalars):
             value = f"tl.full([{shape}], {value}, {dtype})"
         else:
             value = f"tl.broadcast_to({value}, [{shape}]).to({dtype})"
-        moves = [move for move in self.kernel.moves if move.buffer is s.target]
+        moves = self.kernel.moves_of(s.target)
         if not moves and self._put(s, value):
             return
         index: list[Subscript] = list(s.index)

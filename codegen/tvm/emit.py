@@ -257,7 +257,6 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
     """The PrimFunc of a kernel: one int64 address a parameter, in order, then one int64 a size."""
     emitter = Emitter(kernel, target)
     addresses = [tir.variable(f"{buffer.name}_address", "int64") for buffer in kernel.parameters]
-    moves = {buffer: [move for move in kernel.moves if move.buffer is buffer] for buffer in kernel.parameters}
     statements: list[Node] = []
     sizes = []
     for size in kernel.sizes:
@@ -266,7 +265,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
         statements.append(tir.bind(emitter.context.bind(size), narrow))
     for buffer, address in zip(kernel.parameters, addresses, strict=True):
-        statements += emitter.moved(buffer, moves[buffer], address)
+        statements += emitter.moved(buffer, kernel.moves_of(buffer), address)
     body = emitter.block(kernel.body)
     whole = tir.block([*statements, *body])
     for text in sorted(emitter.context.imports):

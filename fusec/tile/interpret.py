@@ -144,11 +144,10 @@ class _Interpreter:
 
     def _moved(self, store: Store, indices: tuple[Array, ...], domain: _Domain) -> tuple[Array, ...]:
         found = list(indices)
-        for move in self.kernel.moves:
-            if move.buffer is store.target:
-                to = subscript_of(move, store)
-                at = _index(to, domain.symbols) if isinstance(to, int | Expr) else self._value(to, domain)
-                found[move.axis] = np.broadcast_to(at, domain.shape).astype(np.int64)
+        for move in self.kernel.moves_of(store.target):
+            to = subscript_of(move, store)
+            at = _index(to, domain.symbols) if isinstance(to, int | Expr) else self._value(to, domain)
+            found[move.axis] = np.broadcast_to(at, domain.shape).astype(np.int64)
         return tuple(found)
 
     def _reduce(self, statement: Reduce, at: Points) -> None:

@@ -102,3 +102,7 @@ class Kernel:
     moves: tuple[Move, ...] = ()
     template: Template | None = None
     traits: BlockTraits = BlockTraits()
+
+    def moves_of(self, buffer: Buffer) -> tuple[Move, ...]:
+        """Those of one output."""
+        return tuple(move for move in self.moves if move.buffer is buffer)

@@ -250,7 +250,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows_and_columns_change_places",
         "fusec.passes.families.scores.elements",
-        "_turned",
+        "_transposed",
         "if row in symbols_in(p.row):",
         "if row not in symbols_in(p.row):",
         ("tests/passes/families/scores/test_cpu.py",),

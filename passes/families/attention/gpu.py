@@ -35,6 +35,7 @@ from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.blocks import ATTENTION_BLOCKS, ROW_BLOCKS
 from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, finite_or_zero, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.limits import zero_beyond
 from fusec.passes.lower.mask import (
     KeyRange,
     key_range,
@@ -352,9 +353,7 @@ class _Attention:
         at = {b: Load(b, row) for b in (row_max, row_sum, block_max, shift, scale, in_log2)}
         higher = Apply("maximum", (at[row_max], times(at[block_max], loop.factor)), f32)
         power = exp_of(raw, at[shift]) if loop.subtracts_first else exp2_of(times(raw, loop.scale), at[in_log2])
-        if keys.limit is not None:
-            live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
-            power = Apply("select", (live, power, Const(0.0, f32)), f32)
+        power = zero_beyond(power, keys)
         domain = (rows, keys)
         acc = Load(out, (self.qi, self.vi))
         code: list[Statement] = [
@@ -405,7 +404,7 @@ class _Attention:
         if isinstance(shifted, Load) and not stage:
             return shifted, []
         if not isinstance(shifted, Load):
-            shifted = _zero_beyond(shifted, rows, columns)
+            shifted = zero_beyond(shifted, rows, columns)
         shape = (rows.extent, columns.extent)
         tile = Buffer(self.context.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
         index = (rows.var, columns.var)
@@ -420,15 +419,6 @@ class _Attention:
 
 def _effort(loop: KeyLoop) -> tuple[bool, int]:
     return loop.limit is not None, sum(1 for _ in walk(loop.score))
-
-
-def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
-    """What is computed from zeros beyond the limits may be no zero, as a matmul's operand must be there."""
-    for i in domain:
-        if i.limit is not None:
-            inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
-            element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
-    return element
 
 
 def _pow2(n: int) -> int:

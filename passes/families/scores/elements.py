@@ -151,8 +151,8 @@ def find_elements(inliner: Inliner, parts: ScoresParts) -> ScoreElements:
     row = _row(frame, products)
     others = tuple((s, n) for s, n in zip(frame.point, frame.extents, strict=False) if s is not row)
     extent = dict(zip(frame.point, frame.extents, strict=False))[row]
-    turned = tuple(_turned(p, row, frame.column) for p in products)
-    return ScoreElements(turned, tuple(consumers), sums, row, extent, frame.column, frame.extents[-1], others)
+    transposed = tuple(_transposed(p, row, frame.column) for p in products)
+    return ScoreElements(transposed, tuple(consumers), sums, row, extent, frame.column, frame.extents[-1], others)
 
 
 def _noted(raw: Buffer, seen: set[Subscripts]) -> Leaf:
@@ -244,7 +244,7 @@ def _is_row(p: ScoreProduct, row: Symbol, column: Symbol) -> bool:
     )
 
 
-def _turned(p: ScoreProduct, row: Symbol, column: Symbol) -> ScoreProduct:
+def _transposed(p: ScoreProduct, row: Symbol, column: Symbol) -> ScoreProduct:
     """The product with the operand of rows first."""
     if row in symbols_in(p.row):
         return p

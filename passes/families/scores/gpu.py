@@ -14,7 +14,7 @@ from math import prod
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, bounds, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
-from fusec.ir.types import DType, bool_, f32
+from fusec.ir.types import DType, f32
 from fusec.passes.contraction import accumulator_dtype, allows_tf32
 from fusec.passes.cost.lanes import points_work
 from fusec.passes.families.scores.distances import by_rows_and_columns
@@ -32,13 +32,13 @@ from fusec.passes.families.scores.stores import scores_stores
 from fusec.passes.families.scores.zeros import common_conditions
 from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.limits import zero_beyond
 from fusec.passes.lower.mask import KeyRange, held_in_f32, range_of, without_conditions
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import (
     Apply,
     Buffer,
     Const,
-    IndexValue,
     Load,
     ScalarExpr,
     reindex,
@@ -191,7 +191,7 @@ class _Scores:
         inner = self._inner(p.extent)
         element = reindex(p.row, {**self.shift, p.depth: inner.var})
         if element not in self._held:
-            value = element if isinstance(element, Load) else _zero_beyond(element, self.live_rows, inner)
+            value = element if isinstance(element, Load) else zero_beyond(element, self.live_rows, inner)
             tile = self.tile("rows", self.schedule.rows, inner.extent, dtype=value.dtype)
             where = (self.ri, inner.var)
             self.setup += [Alloc(tile), Map((self.live_rows, inner), tile, where, value)]
@@ -249,7 +249,7 @@ class _Scores:
         computed."""
         if isinstance(element, Load) and not again:
             return element, []
-        value = element if isinstance(element, Load) else _zero_beyond(element, columns, inner)
+        value = element if isinstance(element, Load) else zero_beyond(element, columns, inner)
         tile = self.tile(name, columns.extent, inner.extent, dtype=value.dtype)
         where = (self.cj, inner.var)
         return Load(tile, where), [Alloc(tile), Map((columns, inner), tile, where, value)]
@@ -261,18 +261,16 @@ class _Scores:
         code: list[Statement] = []
         common = shared_part(values)
         if common is not None:
-            kept = Load(self.tile("shared", self.schedule.rows, self.schedule.columns), (self.ri, self.cj))
-            code += [Alloc(kept.buffer), Map((self.live_rows, columns), kept.buffer, (self.ri, self.cj), common)]
-            values = [rewrite(v, lambda n: kept if n == common else None) for v in values]
+            shared = Load(self.tile("shared", self.schedule.rows, self.schedule.columns), (self.ri, self.cj))
+            code += [Alloc(shared.buffer), Map((self.live_rows, columns), shared.buffer, (self.ri, self.cj), common)]
+            values = [rewrite(v, lambda n: shared if n == common else None) for v in values]
         found: list[Load] = []
         for held, value in zip(self.sums, values[len(e.consumers) :], strict=True):
             summed = value if value.dtype is f32 else Apply("cast", (value,), f32)
             code.append(Reduce((self.live_rows, columns), held.buffer, (self.ri,), "sum", summed, fresh=False))
         for c, value in zip(e.consumers, values, strict=False):
             tile = self.tile("weights", self.schedule.rows, self.schedule.columns, dtype=c.score.dtype)
-            if columns.limit is not None:
-                live = Apply("lt", (IndexValue(self.cj), IndexValue(columns.limit)), bool_)
-                value = Apply("select", (live, value, Const(0.0, value.dtype)), value.dtype)
+            value = zero_beyond(value, columns)
             where = (self.ri, self.cj)
             code += [Alloc(tile), Map((self.live_rows, columns), tile, where, value)]
             found.append(Load(tile, where))
@@ -292,12 +290,3 @@ def _grows(span: KeyRange, block: Symbol, blocks: int) -> bool:
     count = sub(span.stop, span.start)
     first, past = (bounds(substitute(count, {block: n}))[1] for n in (0, blocks - 1))
     return first is not None and past is not None and past > first
-
-
-def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
-    """What is computed from zeros beyond the limits may be no zero, as a product's operand must be there."""
-    for i in domain:
-        if i.limit is not None:
-            inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
-            element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
-    return element
