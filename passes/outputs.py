@@ -16,12 +16,14 @@ from fusec.passes.indices import is_check
 from fusec.passes.inline import index_only
 from fusec.tile.views import Strides, same_layout, strided_view
 
-KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
+KERNEL_KINDS = ("elementwise", "data", "reduce", "scan", "dot")
 """Kinds of the ops that kernels compute; their results can have any strides."""
 
 
 def is_call(op: Op) -> bool:
     """True for an op that a library, or the interpreter, runs: it reads and makes whole arrays."""
+    if op.definition.kind == "scan" and op.result.type.dtype.kind not in ("float", "int", "uint"):
+        return True
     return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "write", "alias", "fused")
 
 

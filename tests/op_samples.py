@@ -176,7 +176,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "argmax": many(Sample((t(bf16, 2, 5),), ArgReduceAttributes(1))),
     "argmin": many(Sample((_X,), ArgReduceAttributes(0))),
     "cumsum": many(Sample((t(f16, 2, 5),), ScanAttributes(1)), Sample((_INT,), ScanAttributes(0))),
-    "cumprod": many(Sample((_X,), ScanAttributes(1))),
+    **{
+        name: many(Sample((_X,), ScanAttributes(1)), Sample((_X,), ScanAttributes(0, True)))
+        for name in ("cumprod", "cummax", "cummin", "logcumsumexp")
+    },
     "dot": many(
         Sample((t(f32, B, 4), t(f32, 5, 4)), DotAttributes((1,), (1,))),
         Sample((t(bf16, 2, 3, 4), t(bf16, 2, 4, 5)), DotAttributes((2,), (1,), (0,), (0,), f32)),

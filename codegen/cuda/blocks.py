@@ -21,7 +21,7 @@ from fusec.ir.indexing import substitute
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import fixed
 from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {
@@ -157,7 +157,7 @@ class BlockEmitter:
                 self._reduce(s)
             case Loop():
                 self._loop(s)
-            case If() | SoftmaxExp() | Dot() | Grid():
+            case If() | Scan() | SoftmaxExp() | Dot() | Grid():
                 raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
             case _:
                 assert_never(s)

@@ -13,10 +13,10 @@ from fusec.codegen.triton.spelling import type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, mul, product
 from fusec.ir.indexing import most
-from fusec.ir.monoid import MONOIDS
+from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
 from fusec.tile.kernel import Kernel, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Buffer, Load, Subscript, loads
 
 _REDUCE = {
@@ -40,6 +40,8 @@ _NAN_COMBINE = {
     "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
 }
+_SCAN = {"sum": "_sum", "prod": "_product", "max": "_maximum", "min": "_minimum", "logaddexp": "_logaddexp"}
+_NAN_SCAN = {"max": "_nan_maximum", "min": "_nan_minimum"}
 _BOOL_COMBINE = {"any": "{0} | {1}", "all": "{0} & {1}"}
 
 
@@ -56,6 +58,28 @@ from triton.language.extra import libdevice
 @triton.jit
 def _product(a, b):
     return a * b
+
+
+@triton.jit
+def _sum(a, b):
+    return a + b
+
+
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _minimum(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def _logaddexp(a, b):
+    # Of two infinities alike it is that infinity.
+    apart = tl.where(a == b, 0.0, -tl.abs(a - b))
+    return _nan_maximum(a, b) + libdevice.log1p(tl.exp(apart))
 
 
 @triton.jit
@@ -134,7 +158,7 @@ class _Emitter(Scalars):
         What every block reads for its stores alone (weights along a row) is in cache, and would only take registers.
         """
         for s in block:
-            if not isinstance(s, Map | Store | Reduce):
+            if not isinstance(s, Map | Store | Reduce | Scan):
                 continue
             self.domain = s.domain
             for load in loads(s.value):
@@ -206,6 +230,8 @@ class _Emitter(Scalars):
                 self._store(statement)
             case Reduce():
                 self._reduce(statement)
+            case Scan():
+                self._scan(statement)
             case Dot():
                 self._dot(statement)
             case Loop():
@@ -319,6 +345,25 @@ class _Emitter(Scalars):
         self.line(f"{name} = {text}")
         self._forget(name)
 
+    def _scan(self, s: Scan) -> None:
+        self.domain = s.domain
+        if tuple(s.index) != tuple(i.var for i in s.domain):
+            raise LoweringError("a scan whose result is laid out in another order than its domain")
+        dtype, axis = s.carry.dtype, [i.var for i in s.domain].index(s.along)
+        shape = ", ".join(str(i.extent) for i in s.domain)
+        text = f"tl.broadcast_to({self.scalar(s.value)}, [{shape}]).to({type_name(dtype)})"
+        if mask := self.mask():
+            text = f"tl.where({mask}, {text}, {_constant(monoid_of(s.op).identity(dtype))})"
+        value = self.once(text, "scanned")
+        function = _NAN_SCAN[s.op] if s.op in _NAN_SCAN and dtype.is_float else _SCAN[s.op]
+        carry, before = self.names[s.carry.buffer], self._tile(s.carry)
+        running = f"tl.associative_scan({value}, {axis}, {function}, reverse={s.reverse})"
+        name = self.names[s.target]
+        self.line(f"{name} = {function}({before}, {running}).to({type_name(s.target.dtype)})")
+        self.line(f"{carry} = {function}({carry}, tl.reduce({value}, {axis}, {function}))")
+        self._forget(name)
+        self._forget(carry)
+
     def _dot(self, s: Dot) -> None:
         half = [x.dtype for x in (s.a, s.b) if x.dtype.is_float and x.dtype.bits < 32]
         exact = not half and not s.tf32
@@ -371,6 +416,9 @@ def _changed(block: Block) -> Iterator[Buffer]:
         match s:
             case Map() | Reduce():
                 yield s.target
+            case Scan():
+                yield s.target
+                yield s.carry.buffer
             case Dot():
                 yield s.accumulator.buffer
             case Loop():

@@ -8,9 +8,10 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
+from fusec.codegen.tvm.math import exp, log1p
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
-from fusec.ir.monoid import MONOIDS, ReduceOp
+from fusec.ir.monoid import ReduceOp, monoid_of
 from fusec.ir.types import DType
 
 
@@ -31,7 +32,7 @@ class Monoid:
         return tir.constant(self.start(), self.type, lanes)
 
     def start(self) -> int | float:
-        found = MONOIDS[self.op].identity(self.dtype)
+        found = monoid_of(self.op).identity(self.dtype)
         return int(found) if isinstance(found, bool) else found
 
     def combine(self, code: Code, a: Value, b: Value) -> Value:
@@ -52,6 +53,14 @@ class Monoid:
                 return code.bitwise("bitwise_or", a, b)
             case "all":
                 return code.bitwise("bitwise_and", a, b)
+            case "logaddexp":
+                return _log_of_sum(code, a, b)
+
+
+def _log_of_sum(code: Code, a: Value, b: Value) -> Value:
+    """``log(exp(a) + exp(b))``. Of two infinities alike it is that infinity: their distance counts as 0."""
+    apart = code.select(code.compare("eq", a, b), code.constant(a, 0.0), code.neg(code.abs(code.sub(a, b))))
+    return code.add(code.greater(a, b), log1p(code, exp(code, apart)))
 
 
 class Registers:

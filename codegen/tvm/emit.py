@@ -20,6 +20,7 @@ from fusec.codegen.tvm.contractions import emit_dot
 from fusec.codegen.tvm.pointwise import emit_beside, emit_pointwise
 from fusec.codegen.tvm.reduce import emit_reduce
 from fusec.codegen.tvm.scalars import Points
+from fusec.codegen.tvm.scan import emit_scan
 from fusec.codegen.tvm.softmax_exp import emit_softmax_exp
 from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
@@ -40,6 +41,7 @@ from fusec.tile.nodes import (
     Loop,
     Map,
     Reduce,
+    Scan,
     SoftmaxExp,
     Statement,
     Store,
@@ -126,6 +128,8 @@ class Emitter:
                 emit_pointwise(self.context, code, self.numbers, statement)
             case Reduce():
                 emit_reduce(self.context, code, self.numbers, statement)
+            case Scan():
+                emit_scan(self.context, code, self.numbers, statement)
             case SoftmaxExp():
                 emit_softmax_exp(self.context, code, self.numbers, statement)
             case Dot():
@@ -295,7 +299,7 @@ def _needs_int64(statement: Statement) -> bool:
     match statement:
         case Grid():
             return prod(max(it.extent, 1) for it in statement.iters) >= _LARGE
-        case Map() | Store() | Reduce():
+        case Map() | Store() | Reduce() | Scan():
             return any(it.extent >= _LARGE for it in statement.domain) or _has_large_value(statement.value)
         case Dot():
             return any(it.extent >= _LARGE for it in (statement.m, statement.n, statement.k))

@@ -27,7 +27,13 @@ _REDUCTIONS = {
     "logical_and": "reduce_all",
 }
 _ON_BOOL = {"maximum": "reduce_any", "minimum": "reduce_all", "bitwise_or": "reduce_any", "bitwise_and": "reduce_all"}
-_SCANS = {"add": "cumsum", "multiply": "cumprod"}
+_SCANS = {
+    "add": "cumsum",
+    "multiply": "cumprod",
+    "maximum": "cummax",
+    "minimum": "cummin",
+    "logaddexp": "logcumsumexp",
+}
 
 
 def axes_of(axis: Axis, rank: int) -> tuple[int, ...]:
@@ -174,8 +180,8 @@ def _searched(axis: int | None) -> Layout:
 
 
 def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtype: Any = None) -> Any:
-    """``np.cumsum``/``np.cumprod``; over the flattened array where no axis is given."""
-    if ufunc.__name__ not in _SCANS:
+    """``np.cumsum``, ``np.cumprod`` and ufuncs' ``accumulate``; over the flattened array where no axis is given."""
+    if ufunc.__name__ not in _SCANS or (x.meta.dtype.kind == "c" and ufunc not in (np.add, np.multiply)):
         raise trace.unsupported(f"np.{ufunc.__name__}.accumulate is not compiled")
     sample = ufunc.reduce(np.ones((1,), x.meta.dtype), dtype=dtype)
     value = trace.cast(x.value, ir_dtype(np.asarray(sample).dtype))

@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusec.frontend.torch_emit import Declined, Emitter, axes_of, axis_of, extents, ir_dtype
-from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, Scalar, ScanAttributes, VarAttributes
+from fusec.ir.attributes import (
+    ArgReduceAttributes,
+    IotaAttributes,
+    ReduceAttributes,
+    Scalar,
+    ScanAttributes,
+    VarAttributes,
+)
+from fusec.ir.indexing import most
 from fusec.ir.nodes import Value
-from fusec.ir.types import bool_, f32, f64
+from fusec.ir.types import bool_, f32, f64, i32, i64
 
 Dims = int | Sequence[int] | None
 Lowering = Callable[..., Value | list[Value]]
@@ -190,6 +198,36 @@ def _scan(op: str) -> Lowering:
     return lower
 
 
+def _extreme_scan(op: str) -> Lowering:
+    """cummax and cummin: values, and where the last of those that are equal to it so far, or the last NaN, was."""
+
+    def lower(e: Emitter, x: Value, dim: int) -> list[Value]:
+        if x.type.rank == 0:
+            return [e.emit("copy", x), e.constant(0, i64)]
+        if x.type.dtype.kind not in ("float", "int", "uint"):
+            raise Declined(f"of {x.type.dtype}")
+        along = ScanAttributes(axis_of(x.type.rank, dim))
+        values = e.emit(op, x, attributes=along)
+        found = e.emit("eq", x, values)
+        if x.type.dtype.is_float:
+            found = e.emit("logical_or", found, e.emit("isnan", x))
+        shape = tuple(n if a == along.axis else 1 for a, n in enumerate(x.type.shape))
+        dtype = i32 if most(x.type.shape[along.axis]) < 2**31 else i64
+        places = e.emit("iota", attributes=IotaAttributes(shape, along.axis, dtype, x.type.device))
+        last = e.emit("cummax", e.emit("select", found, places, e.constant(0, dtype)), attributes=along)
+        return [values, e.cast(last, i64)]
+
+    return lower
+
+
+def _logcumsumexp(e: Emitter, x: Value, dim: int) -> Value:
+    x = e.cast(x, e.out.dtype)
+    _require_float(e)
+    if x.type.rank == 0:
+        return e.emit("copy", x)
+    return e.emit("logcumsumexp", x, attributes=ScanAttributes(axis_of(x.type.rank, dim)))
+
+
 def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     """``max + log(sum(exp(x - max)))``, with a max that is infinite taken as 0."""
     if not isinstance(dim, int) and not dim:
@@ -280,6 +318,9 @@ REDUCTIONS: dict[str, Lowering] = {
     "all": _truth("reduce_all"),
     "cumsum": _scan("cumsum"),
     "cumprod": _scan("cumprod"),
+    "cummax": _extreme_scan("cummax"),
+    "cummin": _extreme_scan("cummin"),
+    "logcumsumexp": _logcumsumexp,
     "logsumexp": _logsumexp,
     "linalg_vector_norm": _vector_norm,
     "_cdist_forward": _distances,

@@ -81,9 +81,10 @@ class ArgReduceAttributes(Attributes):
 
 @dataclass(frozen=True)
 class ScanAttributes(Attributes):
-    """Running reduction along an axis."""
+    """Running reduction along an axis, from its first position on or, ``reverse``, from its last one."""
 
     axis: int
+    reverse: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,4 +285,4 @@ class AliasAttributes(Attributes):
     itself: bool = False
 
 
-FusedKind = Literal["map", "row", "gemm", "attention", "scores", "library"]
+FusedKind = Literal["map", "row", "gemm", "attention", "scores", "scan", "library"]

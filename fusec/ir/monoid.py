@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fusec.ir.types import BOOL, NUMBER, ORDERED, DType, DTypeKind
 
 Scalar = bool | int | float
-ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
+ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "logaddexp"]
 Axes = tuple[int, ...]
 Array = npt.NDArray[Any]
 
@@ -81,3 +81,19 @@ MONOIDS: dict[ReduceOp, Monoid] = {
     )
 }
 """Every reduction by its name in tile IR. max and min propagate NaN."""
+
+
+def _logaddexp(x: Array, axis: Axes) -> Array:
+    return np.asarray(np.logaddexp.reduce(x, axis=axis, dtype=x.dtype))
+
+
+SCANS: dict[ReduceOp, Monoid] = {
+    **{name: MONOIDS[name] for name in ("sum", "prod", "max", "min")},
+    "logaddexp": Monoid("logaddexp", "logaddexp", np.logaddexp, _logaddexp, ("float",), lowest),
+}
+"""What runs along an axis: ``log(exp(a) + exp(b))`` besides the reductions of numbers."""
+
+
+def monoid_of(name: ReduceOp) -> Monoid:
+    """A reduction's or a scan's monoid by its name in tile IR."""
+    return SCANS[name] if name in SCANS else MONOIDS[name]

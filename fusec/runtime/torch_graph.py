@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -138,9 +138,8 @@ def _function(op: Op, device: str) -> Function:
             return _reduction(op.definition.reduction, axes, op.result.type.dtype)
         case ArgReduceAttributes(axis=axis):
             return _search(op.name, axis)
-        case ScanAttributes(axis=axis):
-            scan = torch.cumsum if op.name == "cumsum" else torch.cumprod
-            return lambda x: scan(x, axis, dtype=x.dtype)
+        case ScanAttributes():
+            return _scan(op.name, op.attributes)
         case DotAttributes():
             return _dot(op.attributes, shape)
         case PermuteAttributes(permutation=permutation):
@@ -148,6 +147,20 @@ def _function(op: Op, device: str) -> Function:
         case ShapeAttributes():
             return (lambda x: x.reshape(shape)) if op.name == "reshape" else (lambda x: x.expand(shape))
     return _mover(op, shape)
+
+
+def _scan(name: str, attributes: ScanAttributes) -> Function:
+    axis = attributes.axis
+
+    def run(x: Tensor) -> Tensor:
+        match name:
+            case "cumsum" | "cumprod":
+                return cast(Tensor, getattr(torch, name)(x, axis, dtype=x.dtype))
+            case "cummax" | "cummin":
+                return cast(Tensor, getattr(torch, name)(x, axis)[0])
+        return cast(Tensor, getattr(torch, name)(x, axis))
+
+    return (lambda x: run(x.flip(axis)).flip(axis)) if attributes.reverse else run
 
 
 def _mover(op: Op, shape: tuple[int, ...]) -> Function:

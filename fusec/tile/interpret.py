@@ -20,11 +20,11 @@ from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.definition import Array
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
 from fusec.ir.indexing import round_up
-from fusec.ir.monoid import MONOIDS
+from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
 from fusec.tile.kernel import Kernel, Move, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A
@@ -104,6 +104,8 @@ class _Interpreter:
                 self._pointwise(statement, at)
             case Reduce():
                 self._reduce(statement, at)
+            case Scan():
+                self._scan(statement, at)
             case SoftmaxExp():
                 self._softmax_exp(statement, at)
             case Dot():
@@ -175,6 +177,24 @@ class _Interpreter:
         else:
             whole[...] = ufunc(whole, value)
         self._write(target, indices, whole[indices])
+
+    def _scan(self, statement: Scan, at: Points) -> None:
+        domain = _domain(statement.domain, at)
+        if 0 in domain.shape:
+            return
+        axis = [it.var for it in statement.domain].index(statement.along)
+        carry, dtype = statement.carry, statement.carry.dtype.numpy
+        before_shape = tuple(1 if a == axis else n for a, n in enumerate(domain.shape))
+        before = np.broadcast_to(self._value(carry, domain), before_shape).astype(dtype)
+        value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(dtype)
+        value = np.concatenate([before, np.flip(value, axis) if statement.reverse else value], axis)
+        ufunc = monoid_of(statement.op).ufunc
+        _, found = np.split(ufunc.accumulate(value, axis=axis, dtype=dtype), [1], axis)
+        last = np.take(found, [-1], axis)
+        found = np.flip(found, axis) if statement.reverse else found
+        self._write(statement.target, _indices(statement.index, domain.symbols, domain.shape), found)
+        at_carry = tuple(_plain(i) for i in carry.index)
+        self._write(carry.buffer, _indices(at_carry, domain.symbols, before_shape), last)
 
     def _softmax_exp(self, statement: SoftmaxExp, at: Points) -> None:
         """The sum, then the weights, which may overwrite the scores."""

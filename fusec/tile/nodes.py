@@ -130,6 +130,25 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """``target[index] = op(carry, values up to this point)`` along the iterator ``along``, and the carry of all of
+    them.
+
+    Up to a point are those from the first on or, ``reverse``, from the last one. ``carry``: scratch that does not use
+    ``along``, set before. All are combined in its dtype, in any grouping, and converted to the target's.
+    """
+
+    domain: tuple[Iter, ...]
+    along: Symbol
+    target: Buffer
+    index: tuple[Index, ...]
+    op: ReduceOp
+    value: ScalarExpr
+    carry: Load
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
 class SoftmaxExp:
     """What keys weigh for queries: ``weights = 2 ** (score * factor - shift)`` over keys and queries.
 
@@ -208,7 +227,7 @@ def grouped(dot: Dot) -> int:
     return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
-Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | SoftmaxExp | Dot
+Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Scan | SoftmaxExp | Dot
 Block = tuple[Statement, ...]
 
 
@@ -224,7 +243,7 @@ def statements(block: Block) -> Iterator[Statement]:
                 yield from statements(statement.orelse)
             case Dot():
                 yield from statement.beside
-            case Alloc() | Map() | Store() | Reduce() | SoftmaxExp():
+            case Alloc() | Map() | Store() | Reduce() | Scan() | SoftmaxExp():
                 pass
             case _:
                 assert_never(statement)

@@ -8,7 +8,7 @@ from typing import assert_never
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
 from fusec.tile.kernel import Kernel
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 from fusec.tile.templates import HopperAttention, HopperGemm
 
@@ -118,6 +118,11 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
             branching = " branching" if statement.branches else ""
             return [f"{pad}reduce {written} {sign} {value}{_for(statement.domain)}{branching}"]
+        case Scan():
+            written = f"{statement.target.name}[{_subscripts(statement.index)}], {print_scalar(statement.carry)}"
+            along = f" {'down' if statement.reverse else 'along'} {statement.along}"
+            value = f"{statement.op}({print_scalar(statement.value)})"
+            return [f"{pad}scan {written} <- {value}{along}{_for(statement.domain)}"]
         case SoftmaxExp():
             return [pad + _softmax_exp(statement)]
         case Dot():

@@ -8,9 +8,25 @@ from typing import NoReturn, assert_never
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, is_at_least, symbol, symbols_of
 from fusec.ir.indexing import coefficient, slope, substitute
+from fusec.ir.monoid import SCANS
 from fusec.ir.types import bool_, fixed
 from fusec.tile.kernel import Kernel
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store, grouped
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+    grouped,
+)
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript, offset_of, symbols_in
 
@@ -95,6 +111,8 @@ class _Verifier:
                 self.pointwise(statement, known, bound)
             case Reduce():
                 self.reduce(statement, known, bound)
+            case Scan():
+                self.scan(statement, known, bound)
             case SoftmaxExp():
                 self.softmax_exp(statement, known, bound)
             case Dot():
@@ -144,6 +162,21 @@ class _Verifier:
             self.fail(f"the branch differs along {last}")
         if statement.op != "sum" or not isinstance(other, Const) or other.value != 0:
             self.fail("a branch that is not taken adds 0 to a sum")
+
+    def scan(self, statement: Scan, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        self.where = f"scan to {statement.target}"
+        self.buffer(statement.target, "tile")
+        self.buffer(statement.carry.buffer, "tile")
+        inner = self.domain(statement.domain, bound)
+        self.access(statement.target, statement.index, known, inner, statement.domain)
+        self.scalar(statement.carry, known, inner, statement.domain)
+        self.scalar(statement.value, known, inner, statement.domain)
+        if statement.along not in {it.var for it in statement.domain}:
+            self.fail(f"it runs along {statement.along}, which is no iterator of its own")
+        if statement.along in statement.carry.symbols:
+            self.fail(f"the carry differs along {statement.along}")
+        if statement.op not in SCANS:
+            self.fail(f"{statement.op} does not run along an axis")
 
     def softmax_exp(self, statement: SoftmaxExp, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"softmax_exp to {statement.weights.buffer}"

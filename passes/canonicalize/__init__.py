@@ -11,6 +11,7 @@ from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
 from fusec.passes.canonicalize.layouts import LAYOUT_RULES
+from fusec.passes.canonicalize.scans import SCAN_RULES
 from fusec.passes.canonicalize.sinks import SINK_RULES
 from fusec.passes.canonicalize.strides import STRIDE_RULES
 from fusec.passes.canonicalize.views import VIEW_RULES
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *ATTENTION_RULES,
     *STRIDE_RULES,
     *VIEW_RULES,
+    *SCAN_RULES,
     *LAYOUT_RULES,
     *CONTRACTION_RULES,
     *WINDOW_RULES,

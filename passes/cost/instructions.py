@@ -20,6 +20,7 @@ INSTRUCTIONS: Mapping[str, int] = {
     "log2": 20,
     "log10": 22,
     "log1p": 26,
+    "logaddexp": 44,
     "sin": 36,
     "cos": 36,
     "tanh": 15,

@@ -14,7 +14,7 @@ from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
 from fusec.tile.kernel import Kernel
-from fusec.tile.nodes import Dot, Grid, Iter, Loop, Map, Reduce, SoftmaxExp, Store, multiplies_halves, statements
+from fusec.tile.nodes import Dot, Grid, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Store, multiplies_halves, statements
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
@@ -205,7 +205,7 @@ def _differ(grid: Grid, own: set[Symbol]) -> bool:
         match s:
             case Loop():
                 bounds = (s.start, s.stop)
-            case Map() | Store() | Reduce():
+            case Map() | Store() | Reduce() | Scan():
                 bounds = (it.limit for it in s.domain)
             case Dot():
                 bounds = (it.limit for it in (s.m, s.n, s.k))

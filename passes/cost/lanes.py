@@ -44,6 +44,9 @@ INSTRUCTIONS: Mapping[str, float] = {
 """Of one result in f32. An op that is not named takes one. Rows of bf16 with a norm and gelu were found to take 22 an
 element (decision 11)."""
 
+SCANNED = 12.0
+"""Of an element that a block scans: within a thread, among the threads of a warp, and among warps."""
+
 SPECIALS = frozenset(
     ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tanh", "div", "sqrt", "rsqrt")
 )
@@ -62,6 +65,8 @@ def group_work(body: Graph) -> LaneWork:
             specials += op.result.type.most * (op.name in SPECIALS)
         elif op.definition.kind == "reduce":
             instructions += op.operands[0].type.most
+        elif op.definition.kind == "scan":
+            instructions += SCANNED * op.operands[0].type.most
     return LaneWork(instructions, specials)
 
 

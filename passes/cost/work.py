@@ -10,14 +10,14 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.indexing import coefficient, most, round_up, substitute
-from fusec.ir.monoid import MONOIDS
+from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import bf16
 from fusec.passes.cost.copies import copying
 from fusec.passes.cost.instructions import INSTRUCTIONS, instructions, lanes_of, row_instructions
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12
@@ -99,6 +99,8 @@ class Counter:
                 return self._pointwise(statement, values)
             case Reduce():
                 return self._reduce(statement, values)
+            case Scan():
+                return self._scan(statement, values)
             case SoftmaxExp():
                 return self._softmax_exp(statement, values)
             case Dot():
@@ -162,6 +164,19 @@ class Counter:
         vectors *= SEEN if s.branches else 1.0
         rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in retained))
         return Work(0.0, self._instructions(vectors * each + ends + _around(inner) * rows), touched)
+
+    def _scan(self, s: Scan, values: Values) -> Work:
+        counts = [_count(it, values) for it in s.domain]
+        dtype, lane = s.carry.dtype, s.domain[-1]
+        lanes = lanes_of(s.value, dtype, self.target)
+        combine = INSTRUCTIONS.get(monoid_of(s.op).combine, 1)
+        times = log2(max(lanes, 2)) + 1 if lane.var is s.along else 1.0
+        computed = instructions(s.value, lane.var, self.target, dtype, halves=self.halves)
+        vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
+        done = vectors * (computed + times * (combine + (lane.var is s.along)) + 2 + ITERATION)
+        touched = [*self._loads(s.value, s.domain, counts)]
+        touched += [_touch(x, s.domain, counts) for x in (Load(s.target, s.index), s.carry)]
+        return Work(0.0, self._instructions(done + STATEMENT), touched)
 
     def _read(self, s: Reduce, counts: list[int]) -> list[Touch]:
         """What a sum reads: where it branches all of what decides, and a part of the terms'."""

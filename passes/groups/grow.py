@@ -80,6 +80,8 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     if op.definition.kind == "reduce":
         _set_reduced_position(group, op)
     else:
+        if op.definition.kind == "scan":
+            group.anchors.append(op)
         group.position[op.result] = position
     partition.add(group, [op])
 
@@ -129,6 +131,9 @@ def _consumer_position(group: Group, op: Op) -> Position | None:
         assert isinstance(op.attributes, ReduceAttributes)
         whole = op.operands[0].type.shape == group.domain and op.attributes.axes == group.reduced
         return group.identity if whole and group.position.get(op.operands[0]) == group.identity else None
+    if kind == "scan" and op.attributes == group.scanned:
+        at = group.position.get(op.operands[0])
+        return group.identity if op.result.type.shape == group.domain and at == group.identity else None
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from sys import maxsize
 
-from fusec.ir.attributes import FusedKind, PermuteAttributes, WindowsAttributes
+from fusec.ir.attributes import FusedKind, PermuteAttributes, ScanAttributes, WindowsAttributes
 from fusec.ir.graph import Graph, Roles
 from fusec.ir.index import Index
 from fusec.ir.nodes import Op, Value
@@ -50,8 +50,9 @@ class Group:
 
     ``domain`` is the shape of the anchor's iteration space and ``identity`` a symbol for each of its axes.
     ``position[v]`` is the index of ``v`` that belongs to a domain point, for values computed in the group
-    and for views of them. ``beside`` are ops of sums over other axes, which lie at no
-    points of the domain. ``first`` and ``last`` are the positions in the graph of its outermost ops.
+    and for views of them. ``reduced``: the axes of a row group's reductions; ``scanned``: what a scan group's scans
+    have in common. ``beside`` are ops of sums over other axes, which lie at no points of the domain. ``first`` and
+    ``last`` are the positions in the graph of its outermost ops.
     """
 
     kind: FusedKind
@@ -59,6 +60,7 @@ class Group:
     ops: set[Op] = field(default_factory=set)
     position: dict[Value, Position] = field(default_factory=dict)
     reduced: tuple[int, ...] | None = None
+    scanned: ScanAttributes | None = None
     anchors: list[Op] = field(default_factory=list)
     beside: set[Op] = field(default_factory=set)
     roles: Roles | None = None

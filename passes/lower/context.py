@@ -18,7 +18,7 @@ from fusec.ir.types import Dim
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.kernel import BlockTraits, Kernel, Move
-from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, SoftmaxExp, Store, statements
+from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, Scan, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Apply, Buffer, IndexValue, Load, ScalarExpr, loads, offset_of, walk
 from fusec.tile.views import Subscripts, settled
 
@@ -262,6 +262,9 @@ def buffers_in(block: Block) -> set[Buffer]:
                 found.update(x.buffer for x in loads(s.value))
             case Dot():
                 found.update(x.buffer for x in (s.accumulator, s.a, s.b))
+            case Scan():
+                found.update(x.buffer for x in (s.carry, *loads(s.value)))
+                found.add(s.target)
             case SoftmaxExp():
                 found.update(x.buffer for x in (s.weights, s.row_sum, *loads(s.score)))
             case Alloc():
@@ -280,14 +283,15 @@ def group_flops(body: Graph) -> int:
 
 
 def op_flops(op: Op) -> int:
-    """Operations of one op: two a multiply-add, the table's hint for an elementwise op, one an element reduced."""
+    """Operations of one op: two a multiply-add, the table's hint for an elementwise op, one an element reduced or
+    scanned."""
     if isinstance(op.attributes, DotAttributes):
         shape = op.operands[0].type.shape
         return 2 * op.result.type.most * most(product(shape[a] for a in op.attributes.lhs_contract))
     kind = op.definition.kind
     if kind == "elementwise":
         return op.definition.flops * op.result.type.most
-    if kind == "reduce":
+    if kind in ("reduce", "scan"):
         return op.operands[0].type.most
     return 0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.monoid import MONOIDS, Monoid
+from fusec.ir.monoid import MONOIDS, Monoid, monoid_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DTYPES, DType
 
@@ -48,4 +48,4 @@ def test_partial_results(monoid: Monoid, dtype: DType) -> None:
 def test_reductions_have_one() -> None:
     for op in OPS.values():
         if op.kind in ("reduce", "scan"):
-            assert op.reduction is MONOIDS[op.reduction.name]
+            assert op.reduction is monoid_of(op.reduction.name)

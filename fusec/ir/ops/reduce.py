@@ -9,9 +9,9 @@ import numpy as np
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes
 from fusec.ir.definition import Array, Arrays, OpDef, Types, define, require_axes, require_kind, widened
-from fusec.ir.monoid import MONOIDS, Monoid
+from fusec.ir.monoid import MONOIDS, SCANS, Monoid
 from fusec.ir.ops.shapes import without_axes
-from fusec.ir.types import NUMBER, ORDERED, i64
+from fusec.ir.types import ORDERED, i64
 
 
 def _reduction(monoid: Monoid) -> OpDef:
@@ -57,13 +57,15 @@ def _search(name: str, function: Callable[..., Array]) -> OpDef:
 
 def _scan(name: str, monoid: Monoid) -> OpDef:
     def rule(types: Types, attributes: ScanAttributes) -> Types:
-        require_kind(types, NUMBER)
+        require_kind(types, monoid.kinds)
         require_axes((attributes.axis,), types[0])
         return types
 
     def reference(arrays: Arrays, attributes: ScanAttributes) -> Array:
         (x,) = widened(arrays)
-        return monoid.ufunc.accumulate(x, axis=attributes.axis, dtype=x.dtype).astype(arrays[0].dtype, copy=False)
+        x = np.flip(x, attributes.axis) if attributes.reverse else x
+        found = monoid.ufunc.accumulate(x, axis=attributes.axis, dtype=x.dtype).astype(arrays[0].dtype, copy=False)
+        return np.flip(found, attributes.axis) if attributes.reverse else found
 
     return define(name, "scan", ScanAttributes, (1, 1), rule, reference, monoid=monoid)
 
@@ -74,4 +76,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
     _search("argmin", np.argmin),
     _scan("cumsum", MONOIDS["sum"]),
     _scan("cumprod", MONOIDS["prod"]),
+    _scan("cummax", MONOIDS["max"]),
+    _scan("cummin", MONOIDS["min"]),
+    _scan("logcumsumexp", SCANS["logaddexp"]),
 )

@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from range_cases import CASES as RANGES
 from range_cases import DIMS, FEW_EXTENTS, sizes
+from scan_cases import CASES as SCANS
+from scan_cases import CUT as CUT_SCANS
 from scores_cases import SCORES
 from triton_cases import CASES, CUT
 from write_cases import CASES as WRITES
@@ -113,6 +115,7 @@ def _patch_interpreter() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
     interpreter.InterpreterBuilder.cast_impl = cast_impl
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+    interpreter.ScanOps.generic_scan = _scan_by_steps
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.InterpretedFunction.__call__ = call
 
@@ -125,6 +128,17 @@ def _reduce_by_halves(self: Any, operands: tuple[tl.tensor, ...]) -> list[tl.ten
         first, second = (self.to_tensor(half, x.dtype) for half in np.split(part, 2))
         part = self.combine_fn.fn(first, second).handle.data
     return [self.to_tensor(np.expand_dims(part[0], self.axis) if self.keep_dims else part[0], x.dtype)]
+
+
+def _scan_by_steps(self: Any, operands: Any) -> list[tl.tensor]:
+    """A scan by a function of the kernel: a block's points combined with those 1, 2, 4, ... before them."""
+    (x,) = operands
+    found, step = np.moveaxis(x.handle.data, self.axis, 0), 1
+    while step < len(found):
+        before, own = (self.to_tensor(part, x.dtype) for part in (np.roll(found, step, 0), found))
+        found = np.concatenate([found[:step], self.combine_fn.fn(before, own).handle.data[step:]])
+        step *= 2
+    return [self.to_tensor(np.moveaxis(found, 0, self.axis), x.dtype)]
 
 
 def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:
@@ -244,15 +258,16 @@ if __name__ == "__main__":
     _patch_interpreter()
     fusec.build.compile_module = lambda program: None
     results: dict[str, Any] = {}
-    texts = CASES | WRITES | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
-    for name in sys.argv[1:] or (*texts, *CUT, *(f"{name}, ranges" for name in RANGES)):
+    texts = CASES | WRITES | SCANS | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
+    cut = CUT | CUT_SCANS
+    for name in sys.argv[1:] or (*texts, *cut, *(f"{name}, ranges" for name in RANGES)):
         try:
             if name.endswith(", ranges"):
                 results[name] = ranged_error(name.removesuffix(", ranges"))
             else:
                 beside_eager = name in SCORES
                 results[name] = (
-                    error_of(texts[name], beside_eager=beside_eager) if name in texts else error_of(*CUT[name])
+                    error_of(texts[name], beside_eager=beside_eager) if name in texts else error_of(*cut[name])
                 )
         except Exception:
             results[name] = traceback.format_exc(limit=-6)

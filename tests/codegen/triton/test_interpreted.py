@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from range_cases import CASES as RANGES
+from scan_cases import CASES as SCANS
+from scan_cases import CUT as CUT_SCANS
 from scores_cases import SCORES
 from triton_cases import CASES, CUT
 from write_cases import CASES as WRITES
@@ -39,6 +41,15 @@ def test_case(name: str, results: dict[str, Any]) -> None:
     assert isinstance(found, list), found
     error, _ = found
     assert error < tolerance(CASES[name] if name in CASES else CUT[name][0]), found
+
+
+@pytest.mark.parametrize("name", [*SCANS, *CUT_SCANS])
+def test_scans(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    error, kinds = found
+    assert error < tolerance(SCANS[name] if name in SCANS else CUT_SCANS[name][0]), found
+    assert kinds == "scan"
 
 
 @pytest.mark.parametrize("name", list(WRITES))

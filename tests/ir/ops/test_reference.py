@@ -289,6 +289,13 @@ def test_scans(dtype: DType) -> None:
     for axis in (0, 1):
         same(run("cumsum", x, attributes=ScanAttributes(axis)), torch.cumsum(tensor(x), axis), 16, 1e-6)
         same(run("cumprod", x, attributes=ScanAttributes(axis)), torch.cumprod(tensor(x), axis), 16, 1e-6)
+        same(run("cummax", x, attributes=ScanAttributes(axis)), torch.cummax(tensor(x), axis)[0])
+        same(run("cummin", x, attributes=ScanAttributes(axis)), torch.cummin(tensor(x), axis)[0])
+        backwards = torch.cumsum(tensor(x).flip(axis), axis).flip(axis)
+        same(run("cumsum", x, attributes=ScanAttributes(axis, True)), backwards, 16, 1e-6)
+        if dtype.is_float:
+            wanted = torch.logcumsumexp(tensor(x), axis)
+            same(run("logcumsumexp", x, attributes=ScanAttributes(axis)), wanted, 16, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, i32], ids=str)

@@ -1,0 +1,44 @@
+"""Scans from the last position on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.attributes import ScanAttributes, SliceAttributes
+from fusec.ir.nodes import Value
+from fusec.ir.ops import OPS
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
+
+_SCANS = tuple(name for name, op in OPS.items() if op.kind == "scan")
+
+
+@rule("slice")
+def flip_of_scan_of_flip(r: Rewriter) -> Outcome:
+    """flip(scan(flip(x))) ⇒ scan(x) {reverse}, all along one axis"""
+    scan = r.producer(r.operands[0], *_SCANS)
+    if scan is None:
+        return None
+    assert isinstance(scan.attributes, ScanAttributes)
+    inner = r.producer(scan.operands[0], "slice")
+    axis = scan.attributes.axis
+    if inner is None or not _flips(inner.operands[0], inner.attributes, axis):
+        return None
+    if not _flips(scan.result, r.op.attributes, axis):
+        return None
+    turned = replace(scan.attributes, reverse=not scan.attributes.reverse)
+    return r.emit(scan.name, inner.operands[0], attributes=turned)
+
+
+def _flips(x: Value, attributes: object, axis: int) -> bool:
+    """Whether a slice of ``x`` is all of it, backwards along the axis alone."""
+    assert isinstance(attributes, SliceAttributes)
+    shape, n = x.type.shape, x.type.shape[axis]
+    if not isinstance(n, int):
+        return False
+    starts = tuple(n - 1 if a == axis else 0 for a in range(len(shape)))
+    stops = tuple(-1 if a == axis else m for a, m in enumerate(shape))
+    steps = tuple(-1 if a == axis else 1 for a in range(len(shape)))
+    return (attributes.starts, attributes.stops, attributes.steps) == (starts, stops, steps)
+
+
+SCAN_RULES: tuple[Rule, ...] = (flip_of_scan_of_flip,)

@@ -1,0 +1,272 @@
+"""The rows of a scan kernel, taken chunk by chunk: what CPUs and GPUs share.
+
+A row is the scanned axis. Chunks follow each other in the scan's direction, and hand on a carry. Where rows are few
+they are cut into parts: one kernel reduces each part, the other starts each part from what those before it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import ScanAttributes
+from fusec.ir.index import Index, Symbol, add, minimum, mul, product, sub, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last, most, pow2, substitute
+from fusec.ir.monoid import MONOIDS, ReduceOp
+from fusec.ir.nodes import Op, Value
+from fusec.ir.types import Dim, DType, contiguous_strides
+from fusec.passes.families.row.cpu import accumulator_of, is_map, merge_axes, reduced_is_innermost
+from fusec.passes.groups.partition import Group, positions_of, set_positions
+from fusec.passes.lower.context import LoweringContext, element_flops, expect_index, position_at, prefer_index
+from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Scan, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
+
+HELD_FLOPS = 4
+"""A value that is scanned and read again is kept where computing it again costs more than this."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are taken: ``beside`` neighbouring rows in one tile (0: one, and the tile has one axis), ``chunk``
+    positions of them at a time, ``parts`` of a row by themselves.
+
+    across: neighbours in memory are of neighbouring rows, which lie on the tile's last axis. flat: rows side by side
+    are taken of all other axes as one, else of the last of them.
+    """
+
+    chunk: int
+    beside: int = 0
+    across: bool = False
+    flat: bool = False
+    parts: int = 1
+
+
+def scans_of(context: LoweringContext) -> list[Op]:
+    """The group's scans, in order."""
+    return [op for op in context.body.ops if op.definition.kind == "scan"]
+
+
+def attributes_of(context: LoweringContext) -> ScanAttributes:
+    """What all scans of a group have in common."""
+    attributes = scans_of(context)[0].attributes
+    assert isinstance(attributes, ScanAttributes)
+    return attributes
+
+
+def runs_across(context: LoweringContext) -> bool:
+    """Whether neighbours in memory are of neighbouring rows."""
+    op, axis = scans_of(context)[0], attributes_of(context).axis
+    shape = op.result.type.shape
+    retained = tuple(a for a in range(len(shape)) if a != axis)
+    return not reduced_is_innermost(context, op, shape, retained)
+
+
+def independent(context: LoweringContext) -> bool:
+    """Whether no scan needs another one's result: rows can then be cut into parts."""
+    made: set[Value] = set()
+    for op in context.body.ops:
+        reads = not made.isdisjoint(op.operands)
+        if op.definition.kind == "scan" and reads:
+            return False
+        if op.definition.kind == "scan" or reads:
+            made.update(op.results)
+    return True
+
+
+class ScanRows:
+    """Statements over a chunk of the rows.
+
+    ``outer``: the rows, or blocks of rows, that points of the grid or a loop take; ``r`` and ``c`` count them.
+    ``wide``: the dtype in which a scan of a dtype adds up.
+    """
+
+    def __init__(self, context: LoweringContext, cut: Cut, wide: Callable[[ReduceOp, DType], DType]) -> None:
+        self.context, self.cut, self.wide = context, cut, wide
+        self.scans, self.attributes = scans_of(context), attributes_of(context)
+        self.shape = self.scans[0].result.type.shape
+        axis = self.attributes.axis
+        retained = tuple(a for a in range(len(self.shape)) if a != axis)
+        split = len(retained) if not cut.beside else 0 if cut.flat else len(retained) - 1
+        outer, inner = (tuple(self.shape[a] for a in axes) for axes in (retained[:split], retained[split:]))
+        self.rows, self.width, self.length = product(outer), product(inner), self.shape[axis]
+        self.blocks = ceildiv(self.width, cut.beside) if cut.beside else 1
+        self.r, self.c = symbol("r", 0, last(self.rows)), symbol("c", 0, last(self.blocks))
+        self.p = symbol("p", 0, cut.parts - 1)
+        self.part = ceildiv(ceildiv(self.length, cut.parts), cut.chunk) * cut.chunk if cut.parts > 1 else self.length
+        whole, e = symbol("w", 0, last(self.width)), symbol("e", 0, last(self.length))
+        self.e, lane, j = e, symbol("l", 0, max(cut.beside, 1) - 1), symbol("j", 0, cut.chunk - 1)
+        limit = None if not cut.beside or self.width % cut.beside == 0 else sub(self.width, mul(self.c, cut.beside))
+        self.lane = Iter(lane, cut.beside, limit) if cut.beside else None
+        self.shift: dict[Symbol, Index] = {whole: add(mul(self.c, cut.beside), lane)}
+        index = (*(delinearize(self.r, outer) if outer else ()), *(delinearize(whole, inner) if inner else ()))
+        self.point = merge_axes(len(self.shape), retained, index, (axis,), (e,))
+        self.group = _group_of(context, self.scans)
+        self.t = symbol("t", 0, last(self.length))
+        self._set_chunk(j)
+        self.carries: dict[Op, Buffer] = {}
+
+    def _set_chunk(self, j: Symbol) -> None:
+        """Where a chunk begins, and how much of it there is."""
+        chunk = self.cut.chunk
+        start: Index = mul(self.p, self.part) if self.cut.parts > 1 else 0
+        stop: Index = minimum(add(start, self.part), self.length) if self.cut.parts > 1 else self.length
+        self.bounds = (start, stop)
+        self.once = self.cut.parts == 1 and most(self.length) <= chunk
+        begin: Index = 0 if self.once else self.t
+        if not self.once and self.attributes.reverse:
+            begin = add(start, sub(mul(sub(ceildiv(sub(stop, start), chunk), 1), chunk), sub(self.t, start)))
+        even = isinstance(self.length, int) and self.length % chunk == 0
+        even = even and (self.cut.parts == 1 or self.length == self.part * self.cut.parts)
+        self.along = Iter(j, chunk, None if even else sub(stop, begin))
+        self.shift[self.e] = add(begin, j)
+
+    # The tile
+
+    @property
+    def domain(self) -> tuple[Iter, ...]:
+        """A chunk's points."""
+        if self.lane is None:
+            return (self.along,)
+        return (self.along, self.lane) if self.cut.across else (self.lane, self.along)
+
+    @property
+    def index(self) -> tuple[Index, ...]:
+        """Subscripts of a buffer that holds a chunk."""
+        return tuple(i.var for i in self.domain)
+
+    @property
+    def row_domain(self) -> tuple[Iter, ...]:
+        """One point for each row."""
+        return (Iter(symbol("one", 0, 0), 1),) if self.lane is None else (self.lane,)
+
+    @property
+    def row_index(self) -> tuple[Index, ...]:
+        """Subscripts of a buffer that holds a number for each row."""
+        return (0,) if self.lane is None else (self.lane.var,)
+
+    def tile(self, name: str, dtype: DType) -> Buffer:
+        """Scratch for a chunk."""
+        shape = tuple(i.extent for i in self.domain)
+        return Buffer(name, dtype, shape, contiguous_strides(shape), "tile")
+
+    def of_rows(self, name: str, dtype: DType) -> Buffer:
+        """Scratch with a number for each row."""
+        return Buffer(name, dtype, (max(self.cut.beside, 1),), (1,), "tile")
+
+    def element(self, value: Value, index: tuple[Index, ...] | None = None) -> ScalarExpr:
+        """A value at a point of the chunk."""
+        return reindex(self.context.inliner.at(value, self.point if index is None else index), self.shift)
+
+    # Statements
+
+    def carry(self, op: Op) -> list[Statement]:
+        """Sets up a scan's carry: nothing so far."""
+        dtype, monoid = self.wide(op.definition.reduction.name, op.result.type.dtype), op.definition.reduction
+        self.carries[op] = carry = self.of_rows(self.context.unique("carry"), dtype)
+        start = Map(self.row_domain, carry, self.row_index, Const(monoid.identity(dtype), dtype))
+        return [Alloc(carry), start]
+
+    def chunks(self, body: list[Statement]) -> list[Statement]:
+        """The statements of all chunks of a row, or of a part."""
+        if self.once:
+            return body
+        return [Loop(self.t, *self.bounds, self.cut.chunk, tuple(body))]
+
+    def scanned(self) -> list[Statement]:
+        """The statements of one chunk: scans and what is stored."""
+        code: list[Statement] = []
+        for op in self.scans:
+            code += self._hold(op.operands[0])
+            made = self.tile(self.context.name_of(op.result), accumulator_of(op.result.type.dtype))
+            code += [Alloc(made), self.scan(op, made, self.element(op.operands[0]))]
+            self._leaf(op.result, made)
+        return [*code, *(self._store(value) for value in self.context.body.outputs)]
+
+    def scan(self, op: Op, made: Buffer, element: ScalarExpr) -> Scan:
+        """A scan of a chunk into scratch."""
+        carry, name = Load(self.carries[op], self.row_index), op.definition.reduction.name
+        return Scan(self.domain, self.along.var, made, self.index, name, element, carry, self.attributes.reverse)
+
+    def reduced(self, op: Op) -> list[Statement]:
+        """Adds a chunk to a scan's carry."""
+        element, name = self.element(op.operands[0]), op.definition.reduction.name
+        dtype = self.carries[op].dtype
+        if element.dtype.bits < dtype.bits:  # every term counts in all its digits, as in a scan
+            element = Apply("cast", (element,), dtype)
+        if name in MONOIDS:
+            return [Reduce(self.domain, self.carries[op], self.row_index, name, element, fresh=False)]
+        made = self.tile(self.context.unique("passed"), self.carries[op].dtype)
+        return [Alloc(made), self.scan(op, made, element)]
+
+    def _hold(self, value: Value) -> list[Statement]:
+        """Keeps a scan's operand that is read again and is dear to compute."""
+        users = [op for op in self.context.body.ops if value in op.operands]
+        made = self.context.producers.get(value)
+        if made is None or made.definition.kind != "elementwise" or value in self.context.inliner.leaves:
+            return []
+        element = self.element(value)
+        again = len(users) > 1 or value in self.context.body.outputs
+        if not again or element_flops(element) <= HELD_FLOPS:
+            return []
+        held = self.tile(self.context.name_of(value), accumulator_of(value.type.dtype))
+        at = self._position(value)
+        self.context.inliner.add_leaf(value, prefer_index(at, Load(held, self.index)))
+        return [Alloc(held), Map(self.domain, held, self.index, element)]
+
+    def _leaf(self, value: Value, made: Buffer) -> None:
+        at = self._position(value)
+        self.context.inliner.add_leaf(value, expect_index(value, at, Load(made, self.index)))
+
+    def _position(self, value: Value) -> tuple[Index, ...]:
+        position = self.group.position.get(value)
+        if position is None:
+            raise LoweringError(f"{value} does not lie over the rows of its kernel")
+        return position_at(position, self.group, self.point)
+
+    def _store(self, value: Value) -> Store:
+        at = self._position(value)
+        index = tuple(substitute(i, self.shift) for i in at)
+        return Store(self.domain, self.context.buffers[value], index, self.element(value, at))
+
+    # Parts
+
+    def totals(self) -> dict[Op, Buffer]:
+        """Memory for what each part of a row gives."""
+        shape: tuple[Dim, ...] = (self.cut.parts, self.rows, self.width)
+        strides, unique = contiguous_strides(shape), self.context.unique
+        return {op: Buffer(unique("totals"), b.dtype, shape, strides) for op, b in self.carries.items()}
+
+    def leave(self, op: Op, totals: Buffer) -> Statement:
+        """Stores what a part gives."""
+        return Store(self.row_domain, totals, self._at_part(self.p), Load(self.carries[op], self.row_index))
+
+    def start(self, op: Op, totals: Buffer) -> list[Statement]:
+        """Combines what the parts before this one give to its carry."""
+        parts, reverse = self.cut.parts, self.attributes.reverse
+        q = symbol("q", 0, pow2(parts) - 1)
+        before = Iter(q, pow2(parts), sub(parts - 1, self.p) if reverse else self.p)
+        at = self._at_part(sub(parts - 1, q) if reverse else q)
+        name, carry = op.definition.reduction.name, self.carries[op]
+        domain = (before,) if self.lane is None else (before, self.lane) if self.cut.across else (self.lane, before)
+        if name in MONOIDS:
+            return [Reduce(domain, carry, self.row_index, name, Load(totals, at), fresh=False)]
+        shape = tuple(i.extent for i in domain)
+        made = Buffer(self.context.unique("before"), carry.dtype, shape, contiguous_strides(shape), "tile")
+        index = tuple(i.var for i in domain)
+        return [Alloc(made), Scan(domain, q, made, index, name, Load(totals, at), Load(carry, self.row_index))]
+
+    def _at_part(self, part: Index) -> tuple[Index, ...]:
+        inside: Index = 0 if self.lane is None else add(mul(self.c, self.cut.beside), self.lane.var)
+        return (part, self.r, inside)
+
+
+def _group_of(context: LoweringContext, scans: list[Op]) -> Group:
+    """The positions of a scan group's values over the domain."""
+    group = Group("scan", scans[0].result.type.shape)
+    for op in scans:
+        group.position[op.operands[0]] = group.position[op.result] = group.identity
+    for op in scans:
+        set_positions(group, op.operands[0], context.producers, is_map)
+    positions_of(context.body, group)
+    return group

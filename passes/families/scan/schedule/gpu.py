@@ -1,0 +1,96 @@
+"""Schedules of scan kernels on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar
+
+from fusec.ir.indexing import pow2, round_up
+from fusec.passes.schedule.launch import Launch
+from fusec.passes.schedule.stream import Stream
+from fusec.target.gpu import GpuTarget
+from fusec.tile.kernel import Language
+
+
+@dataclass(frozen=True)
+class GpuScanSchedule:
+    """A block takes ``beside`` rows, ``chunk`` positions of them at a time.
+
+    across: neighbours in memory are of neighbouring rows. parts: of a row, which one kernel reduces and another scans.
+    """
+
+    language: ClassVar[Language] = "triton"
+    beside: int
+    chunk: int
+    launch: Launch
+    across: bool = False
+    parts: int = 1
+    seconds: float = field(default=0.0, compare=False)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        sizes = (("rows", self.beside), ("chunk", self.chunk), ("warps", self.launch.warps))
+        return (*sizes, *((name, n) for name, n in (("parts", self.parts),) if n > 1))
+
+
+MOST_WHOLE = 16384
+"""Elements of a row that a block holds in registers."""
+
+TOGETHER = 2048
+"""Elements of short rows that a block takes."""
+
+CHUNK = 4096
+"""Positions of a longer row at a time."""
+
+NEAR_BYTES, ACROSS = 128, 128
+"""Bytes of neighbouring rows side by side where they lie across memory, and positions of them at a time."""
+
+MOST_PARTS = 1024
+"""Parts of a row: as many as a block combines at once before it starts."""
+
+RATE = 0.9
+"""What scans reach of memory's rate, as a first guess."""
+
+
+def scan_candidates(
+    rows: int, length: int, bits: int, target: GpuTarget, stream: Stream, *, across: bool, outer: int, cuts: bool
+) -> list[GpuScanSchedule]:
+    """Schedules for ``rows`` rows in all, best predicted first. outer: rows that do not lie side by side; cuts: rows
+    may be cut into parts."""
+    if across:
+        beside = max(1, min(pow2(max(rows // max(outer, 1), 1)), NEAR_BYTES * 8 // max(bits, 8)))
+        chunk = min(pow2(max(length, 1)), ACROSS)
+        found = [(beside, chunk, 4)]
+    elif pow2(max(length, 1)) <= MOST_WHOLE:
+        chunk = pow2(max(length, 1))
+        beside = max(1, min(pow2(max(rows, 1)), TOGETHER // chunk))
+        warps = max(1, min(16, beside * chunk // 512))
+        found = [(beside, chunk, warps)]
+        found += [(beside, chunk, warps // 2)] if warps > 1 else []
+        found += [(1, CHUNK, 8)] if chunk > CHUNK else []
+    else:
+        found = [(1, CHUNK, 8), (1, 2 * CHUNK, 16), (1, CHUNK // 2, 4)]
+    made = []
+    for beside, chunk, warps in found:
+        blocks = outer * ceil(rows / max(outer, 1) / beside) if across else ceil(rows / beside)
+        parts = _parts(blocks, length, chunk, target) if cuts else 1
+        seconds = _seconds(blocks, parts, stream, target)
+        made.append(GpuScanSchedule(beside, chunk, Launch(warps, 1), across, parts, seconds))
+    return made
+
+
+def _parts(blocks: int, length: int, chunk: int, target: GpuTarget) -> int:
+    """Parts of each row, where there are too few blocks for all SMs."""
+    if 2 * blocks >= target.sms or length < 4 * chunk:
+        return 1
+    wanted = min(4 * target.sms // max(blocks, 1), MOST_PARTS, length // chunk)
+    each = round_up(-(-length // max(wanted, 1)), chunk)
+    return -(-length // each)
+
+
+def _seconds(blocks: int, parts: int, stream: Stream, target: GpuTarget) -> float:
+    if parts == 1:
+        return stream.seconds(blocks, target, rate=RATE, chunks=True, cuda=False)
+    read = Stream(stream.read, 0.0, stream.instructions / 2, stream.specials)
+    first = read.seconds(blocks * parts, target, rate=RATE, chunks=True, cuda=False)
+    return first + stream.seconds(blocks * parts, target, rate=RATE, chunks=True, cuda=False)
