@@ -76,6 +76,11 @@ def _minimum(a, b):
 
 
 @triton.jit
+def _nan_maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _logaddexp(a, b):
     # Of two infinities alike it is that infinity.
     apart = tl.where(a == b, 0.0, -tl.abs(a - b))
@@ -83,8 +88,10 @@ def _logaddexp(a, b):
 
 
 @triton.jit
-def _nan_maximum(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def _exponentials(a, s, b, t):
+    # s exponentials of a and t of b, as so many of the larger of the two.
+    power = tl.exp(tl.where(a == b, 0.0, -tl.abs(a - b)))
+    return _nan_maximum(a, b), tl.where(a >= b, s + t * power, t + s * power)
 
 
 @triton.jit
@@ -356,11 +363,20 @@ class _Emitter(Scalars):
             text = f"tl.where({mask}, {text}, {_constant(monoid_of(s.op).identity(dtype))})"
         value = self.once(text, "scanned")
         function = _NAN_SCAN[s.op] if s.op in _NAN_SCAN and dtype.is_float else _SCAN[s.op]
-        carry, before = self.names[s.carry.buffer], self._tile(s.carry)
-        running = f"tl.associative_scan({value}, {axis}, {function}, reverse={s.reverse})"
-        name = self.names[s.target]
-        self.line(f"{name} = {function}({before}, {running}).to({type_name(s.target.dtype)})")
-        self.line(f"{carry} = {function}({carry}, tl.reduce({value}, {axis}, {function}))")
+        carry, before, running = self.names[s.carry.buffer], self._tile(s.carry), self.unique("running")
+        if s.op == "logaddexp":
+            ones = f"tl.full([{shape}], 1.0, {type_name(dtype)})"
+            pair = f"tl.associative_scan(({value}, {ones}), {axis}, _exponentials, reverse={s.reverse})"
+            self.line(f"{running}_max, {running}_sum = {pair}")
+            self.line(f"{running} = {function}({before}, {running}_max + tl.log({running}_sum))")
+        else:
+            scan = f"tl.associative_scan({value}, {axis}, {function}, reverse={s.reverse})"
+            self.line(f"{running} = {function}({before}, {scan})")
+        name, along = self.names[s.target], s.domain[axis]
+        self.line(f"{name} = {running}.to({type_name(s.target.dtype)})")
+        # The last of them: a sum that a loop adds to its carry would be one of Triton's reductions across iterations.
+        last = f"{self.axis(along.var)} == {0 if s.reverse else along.extent - 1}"
+        self.line(f"{carry} = tl.sum(tl.where({last}, {running}, 0), {axis}).to({type_name(dtype)})")
         self._forget(name)
         self._forget(carry)
 

@@ -50,7 +50,7 @@ ELEMENTWISE = (
 )
 
 REDUCTION = (
-    Edit("fusec/ir/monoid.py", '"min", "any", "all"]', '"min", "any", "all", "xor"]', instead=True),
+    Edit("fusec/ir/monoid.py", '"all", "logaddexp"]', '"all", "logaddexp", "xor"]', instead=True),
     Edit("fusec/ir/monoid.py", "import BOOL,", "import BITS, BOOL,", instead=True),
     Edit(
         "fusec/ir/monoid.py",

@@ -60,7 +60,7 @@ def _streamed(context: LoweringContext, code: list[Statement], schedule: ScanSch
 
 def _grid(rows: ScanRows, code: list[Statement], task: int) -> Grid:
     """A point for each task."""
-    parts = (Iter.over(rows.p, rows.cut.parts),) if rows.cut.parts > 1 else ()
+    parts = (Iter.over(rows.q, rows.cut.parts),) if rows.cut.parts > 1 else ()
     if rows.lane is not None or parts:
         inner = (Iter.over(rows.c, rows.blocks),) if rows.lane is not None else ()
         return Grid((*parts, Iter.over(rows.r, rows.rows), *inner), tuple(code))

@@ -23,13 +23,15 @@ def lower_scan(context: LoweringContext, schedule: GpuScanSchedule) -> LoweredGr
     totals = rows.totals()
     before = [*code, *rows.chunks([s for op in rows.scans for s in rows.reduced(op)])]
     before += [rows.leave(op, totals[op]) for op in rows.scans]
-    after = [*code, *(s for op in rows.scans for s in rows.start(op, totals[op])), *rows.chunks(rows.scanned())]
+    again = ScanRows(context, cut, _wide, backwards=True)  # what was read last is in cache
+    after = [s for op in again.scans for s in (*again.carry(op), *again.start(op, totals[op]))]
+    after += again.chunks(again.scanned())
     return context.finish_in_two(
         "scan",
         (_grid(rows, before),),
         [*totals.values()],
         "scan",
-        (_grid(rows, after),),
+        (_grid(again, after),),
         schedule.describe(),
         schedule.launch.warps,
         (ROW_BLOCKS, ROW_BLOCKS),
@@ -42,5 +44,5 @@ def _wide(op: ReduceOp, dtype: DType) -> DType:
 
 
 def _grid(rows: ScanRows, code: list[Statement]) -> Grid:
-    parts = (Iter.over(rows.p, rows.cut.parts),) if rows.cut.parts > 1 else ()
+    parts = (Iter.over(rows.q, rows.cut.parts),) if rows.cut.parts > 1 else ()
     return Grid((*parts, Iter.over(rows.r, rows.rows), Iter.over(rows.c, rows.blocks)), tuple(code))

@@ -78,10 +78,12 @@ class ScanRows:
     """Statements over a chunk of the rows.
 
     ``outer``: the rows, or blocks of rows, that points of the grid or a loop take; ``r`` and ``c`` count them.
-    ``wide``: the dtype in which a scan of a dtype adds up.
+    ``wide``: the dtype in which a scan of a dtype adds up. ``backwards``: points of the grid take the last parts first.
     """
 
-    def __init__(self, context: LoweringContext, cut: Cut, wide: Callable[[ReduceOp, DType], DType]) -> None:
+    def __init__(
+        self, context: LoweringContext, cut: Cut, wide: Callable[[ReduceOp, DType], DType], *, backwards: bool = False
+    ) -> None:
         self.context, self.cut, self.wide = context, cut, wide
         self.scans, self.attributes = scans_of(context), attributes_of(context)
         self.shape = self.scans[0].result.type.shape
@@ -92,7 +94,8 @@ class ScanRows:
         self.rows, self.width, self.length = product(outer), product(inner), self.shape[axis]
         self.blocks = ceildiv(self.width, cut.beside) if cut.beside else 1
         self.r, self.c = symbol("r", 0, last(self.rows)), symbol("c", 0, last(self.blocks))
-        self.p = symbol("p", 0, cut.parts - 1)
+        self.q = symbol("p", 0, cut.parts - 1)
+        self.p: Index = sub(cut.parts - 1, self.q) if backwards else self.q
         self.part = ceildiv(ceildiv(self.length, cut.parts), cut.chunk) * cut.chunk if cut.parts > 1 else self.length
         whole, e = symbol("w", 0, last(self.width)), symbol("e", 0, last(self.length))
         self.e, lane, j = e, symbol("l", 0, max(cut.beside, 1) - 1), symbol("j", 0, cut.chunk - 1)

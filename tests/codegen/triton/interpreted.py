@@ -132,13 +132,18 @@ def _reduce_by_halves(self: Any, operands: tuple[tl.tensor, ...]) -> list[tl.ten
 
 def _scan_by_steps(self: Any, operands: Any) -> list[tl.tensor]:
     """A scan by a function of the kernel: a block's points combined with those 1, 2, 4, ... before them."""
-    (x,) = operands
-    found, step = np.moveaxis(x.handle.data, self.axis, 0), 1
-    while step < len(found):
-        before, own = (self.to_tensor(part, x.dtype) for part in (np.roll(found, step, 0), found))
-        found = np.concatenate([found[:step], self.combine_fn.fn(before, own).handle.data[step:]])
+    dtypes = [x.dtype for x in operands]
+    found, step = [np.moveaxis(x.handle.data, self.axis, 0) for x in operands], 1
+
+    def tensors(parts: list[Any]) -> list[Any]:
+        return [self.to_tensor(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+
+    while step < len(found[0]):
+        made = self.combine_fn.fn(*tensors([np.roll(part, step, 0) for part in found]), *tensors(found))
+        made = made if isinstance(made, tuple) else (made,)
+        found = [np.concatenate([part[:step], new.handle.data[step:]]) for part, new in zip(found, made, strict=True)]
         step *= 2
-    return [self.to_tensor(np.moveaxis(found, 0, self.axis), x.dtype)]
+    return tensors([np.moveaxis(part, 0, self.axis) for part in found])
 
 
 def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:

@@ -9,14 +9,20 @@ import pytest
 
 pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parent))
+from scan_cases import CASES as SCANS
+from scan_cases import CUT, plain
 from triton_cases import CASES, linear, sdpa, windows
 
 from fusec.codegen.triton.build import compile_kernels, module_source
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.parse import parse
+from fusec.ir.types import contiguous_strides
+from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import GpuSelector
+from fusec.passes.schedule.launch import Launch
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"]
@@ -42,6 +48,26 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
 def test_what_the_interpreter_forgives_compiles(name: str) -> None:
     kernels = lower(parse(CASES[name]), "cuda:sm_90").program.kernels
     assert compile_kernels(kernels, gpu_target("cuda:sm_90")).binaries.keys() == {k.name for k in kernels}
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
+@pytest.mark.parametrize(
+    "name", ["logcumsumexp of rows", "cumsum between", "cumsum i64", "cumprod u8", "cummin of rows"]
+)
+def test_scans_compile(name: str, target: str) -> None:
+    kernels = lower(parse(SCANS[name]), target).program.kernels
+    assert compile_kernels(kernels, gpu_target(target)).binaries.keys() == {k.name for k in kernels}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_chunks_of_scans_that_fill_their_rows_compile(reverse: bool) -> None:
+    """Triton's own pass over reductions across iterations breaks at a carry that has two readers."""
+    schedule = GpuScanSchedule(1, 4096, Launch(8, 1))
+    for text in (plain("cumsum", (16, 8192), 1, "f32", reverse=reverse), CUT["logcumsumexp in parts"][0]):
+        op = lower(parse(text), "cuda:sm_90").graph.ops[0]
+        strides = {v: contiguous_strides(v.type.shape) for v in (*op.operands, *op.results)}
+        lowered = lower_with(LoweringContext(op, strides, "scan"), schedule)
+        assert compile_kernels([lowered.kernel], gpu_target("cuda:sm_90")).binaries
 
 
 def test_lanes_with_several_results_load_what_they_share_once() -> None:
