@@ -28,6 +28,7 @@ from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.kinds import Kinds
 from fusec.frontend.output import (
+    FINALIZE,
     IN_C,
     IN_PYTHON,
     Rearmed,
@@ -39,12 +40,13 @@ from fusec.frontend.output import (
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
-from fusec.frontend.side_effects import Snapshots, StateChangedError
-from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.side_effects import Snapshots, StateChangedError, imported
+from fusec.frontend.source import code_location, is_user_file, user_location
 
-_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _BY_NAME = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
+_BY_TEXT = {"getattr", "hasattr"}
 _OF_CLASSES = {"super", "type", "__class__", "mro", "__mro__"}
 _ALL_NAMES = {"vars", "dir"}
 _TEXTS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
@@ -53,6 +55,8 @@ _KINDS = {"int", "__name__", "__qualname__"}
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 Hook = Callable[[FrameType, str, object], None]
+Asked = Mapping[object, tuple[str, Callable[[], object] | None]]
+_NONE: Asked = {}
 
 _HOOK: ContextVar[Hook | None] = ContextVar("fusec_hook", default=None)
 """The profile hook of the capture that runs, where nobody else's is called along."""
@@ -108,7 +112,7 @@ class Unwatched:
 class Recorder:
     """Notes the user's code that runs in this thread while it is entered as a context."""
 
-    def __init__(self, root: Callable[..., object], args: Iterable[object], holds_arrays: bool) -> None:
+    def __init__(self, root: Callable[..., object], args: Iterable[object], holds_arrays: bool, asked: Asked) -> None:
         self._root = root
         self._args = list(args)
         self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
@@ -118,6 +122,8 @@ class Recorder:
         self._previous: Any = None
         self._token: Token[Hook | None]
         self._holds_arrays = holds_arrays
+        self._settings = asked
+        self._asked: dict[str, Callable[[], object]] = {}
         self._before = Snapshots(is_plain, holds_arrays)
         self._kinds = Kinds()
         self._rearmed = Rearmed()
@@ -158,6 +164,7 @@ class Recorder:
         theirs: dict[str, bool] = {self._root_file: True}
         chained = self._previous if callable(self._previous) else None
         enter, rearmed, streams = self._enter, self._rearmed, Streams()
+        settings, asked = self._settings, self._asked
 
         def hook(frame: FrameType, event: str, arg: Any) -> None:
             try:
@@ -166,12 +173,18 @@ class Recorder:
                     mine = theirs.get(code.co_filename)
                     if mine is None:
                         mine = theirs[code.co_filename] = is_user_file(code.co_filename)
-                    if code.co_name in IN_PYTHON:
+                    if code.co_name in IN_PYTHON or code is FINALIZE:
                         refuse_output(frame)
                     if mine:
                         enter(frame)
-                elif event == "c_call" and (arg in IN_C or streams[type(arg.__self__)]):
-                    refuse_output_in_c(frame, arg)
+                elif event == "c_call":
+                    if arg in IN_C or streams[type(arg.__self__)]:
+                        refuse_output_in_c(frame, arg)
+                    elif arg in settings:
+                        name, read = settings[arg]
+                        if read is None:
+                            raise UnsupportedOpError(f"the function changes {name}", user_location(frame))
+                        asked[name] = read
             except UnsupportedOpError as error:  # the function may handle it, and go on
                 self._refusal = self._refusal or error
                 rearmed.after_error(frame if event == "c_call" else frame.f_back, hook)
@@ -243,15 +256,17 @@ class Recorder:
             loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
         names = _names_read(loads.values(), {key[0] for key in self._frames})
         writer = GuardWriter(names, is_tensor, is_input, graded)
-        for path, read, value in self._pins:
+        for path, read, value in (*self._pins, *((path, read, read()) for path, read in self._asked.items())):
             writer.pin(path, read, value)
         for path, read, value in self._layouts:
             writer.pin_layout(path, read, value)
         self._visit_roots(writer)
-        for key, (_, namespace) in self._frames.items():
+        for key, (code, namespace) in self._frames.items():
             original = getattr(namespace, "original", namespace)
             for name in sorted(loads[key].globals):
                 writer.visit_global(original, name)
+            for module in imported(code, original):
+                writer.visit_object(module, f"module {module.__name__}")
         self._visit_cells(writer, loads)
         self._refuse_changes(writer, is_tensor)
         self._visit_seen(writer)
@@ -360,13 +375,15 @@ class _Loads:
                 self.handles = True
             before = instruction.opname
         self.by_name = not _BY_NAME.isdisjoint(code.co_names)
+        asked = sum(i.opname in _GLOBAL_LOADS and i.argval in _BY_TEXT for i in dis.get_instructions(code))
+        spelled = sum(type(i.argval) is str for i in dis.get_instructions(code) if i.opname == "LOAD_CONST")
         for constant in code.co_consts:
             parts = constant if isinstance(constant, tuple | frozenset) else (constant,)
             self.texts.update(part for part in parts if isinstance(part, str) and part.isidentifier())
         self.by_class = not _OF_CLASSES.isdisjoint(code.co_names)
         if "globals" in self.globals:
             self.globals |= self.texts
-        if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts):
+        if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts) or asked > spelled:
             self.attributes.add("__dict__")
 
 
@@ -388,11 +405,13 @@ def unwrap(function: Callable[..., object]) -> object:
 
 
 def record_environment(
-    root: Callable[..., object], args: Iterable[object] = (), *, holds_arrays: bool = False
+    root: Callable[..., object], args: Iterable[object] = (), *, holds_arrays: bool = False, asked: Asked = _NONE
 ) -> Recorder:
     """A context in which ``root(*args)`` is to be run once; then ``finish`` gives what the run read.
 
-    With ``holds_arrays`` NumPy's arrays are state that it may not change.
+    With ``holds_arrays`` NumPy's arrays are state that it may not change. ``asked``: a library's functions in C that
+    tell of its settings, each with the setting's name and what gives it; those that code calls are guarded. One with
+    nothing that gives it changes the setting, and is refused.
     A profiler that is set stays set and is called along. Only the thread that enters is watched.
     """
-    return Recorder(root, args, holds_arrays)
+    return Recorder(root, args, holds_arrays, asked)

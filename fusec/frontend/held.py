@@ -9,8 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import BytesIO, StringIO
 from operator import is_
-from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CellType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -21,6 +30,13 @@ from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
 Same = Callable[[Any, Any], bool]
+Slot = MemberDescriptorType | GetSetDescriptorType
+
+_FUNCTION_SLOTS: tuple[GetSetDescriptorType, ...] = tuple(
+    FunctionType.__dict__[name] for name in ("__code__", "__defaults__", "__kwdefaults__")
+)
+_BUFFERS = (StringIO, BytesIO)
+_DESCRIPTORS = (property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType)
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,7 @@ class State:
     """What a value held at one moment.
 
     keys: of a dict. parts: of a container, in order; a dict's values, the elements of an array. table: the object's own
-    ``__dict__``, and attributes: what was in it. slots: what was in them.
+    ``__dict__``, and attributes: what was in it. slots: what was in them; of a function its code and defaults.
     """
 
     kind: type
@@ -36,7 +52,7 @@ class State:
     parts: Any
     table: dict[str, Any] | None
     attributes: list[tuple[str, Any]]
-    slots: dict[MemberDescriptorType, Any]
+    slots: dict[Slot, Any]
 
     def items(self) -> list[tuple[Any, Any]]:
         """Of a dict."""
@@ -61,10 +77,16 @@ def contents(value: Any) -> State | None:
         return State(kind, [], None, None, list(own.items()), {}) if _is_users(own.get("__module__")) else None
     keys, parts = _parts(value)
     table = own_attributes(value)
-    slots = raw.slots_of(value)
+    slots = _slots(value)
     if parts is None and table is None and not slots:
         return None
     return State(kind, keys, parts, table, [] if table is None else raw.items_of(table), slots)
+
+
+def _slots(value: Any) -> dict[Slot, Any]:
+    if is_a(value, FunctionType):
+        return {slot: slot.__get__(value) for slot in _FUNCTION_SLOTS}
+    return dict(raw.slots_of(value).items())
 
 
 def _parts(value: Any) -> tuple[list[Any], Any]:
@@ -76,7 +98,7 @@ def _parts(value: Any) -> tuple[list[Any], Any]:
         return [], raw.values_of(value)
     if type(value) is np.ndarray:
         return [], value.copy()
-    if is_a(value, ContextVar, CellType):
+    if is_a(value, ContextVar, CellType, *_BUFFERS):
         held = inside(value)
         return [], [held[1] if held is not None else MISSING]
     if is_a(value, bytearray):
@@ -99,7 +121,7 @@ def put_back(value: Any, before: State) -> None:
         if own_attributes(value) is not before.table:
             raw.set_attributes(value, before.table)
         _put_back_table(before.table, before.attributes)
-    now = raw.slots_of(value)
+    now = _slots(value)
     for slot in now.keys() - before.slots.keys():
         slot.__delete__(value)
     for slot, held in before.slots.items():
@@ -114,6 +136,8 @@ def _put_back_parts(value: Any, before: State) -> None:
         raw.set_values(value, before.parts)
     elif type(value) is np.ndarray:
         value[...] = before.parts
+    elif is_a(value, *_BUFFERS):
+        _put_back_text(value, *before.parts[0])
     elif is_a(value, ContextVar, CellType):
         _put_back_content(value, before.parts[0])
     elif is_a(value, bytearray):
@@ -123,8 +147,17 @@ def _put_back_parts(value: Any, before: State) -> None:
         array.frombytes(value, before.parts)
 
 
+def _put_back_text(value: StringIO | BytesIO, held: Any, position: int) -> None:
+    """Of a text or of bytes that are read and written as a file."""
+    kind: Any = StringIO if is_a(value, StringIO) else BytesIO
+    kind.seek(value, 0)
+    kind.truncate(value)
+    kind.write(value, held)
+    kind.seek(value, position)
+
+
 def _put_back_content(value: Any, before: Any) -> None:
-    """Of a context variable, or of a cell. A variable that was not set can't be made so again: it has what it got."""
+    """Of a context variable, or of a cell. A variable that was not set is so again outside of the capture's context."""
     if is_a(value, CellType) and before is MISSING:
         del value.cell_contents
     elif is_a(value, CellType):
@@ -177,7 +210,10 @@ def parts(value: Any, state: State | None) -> Iterator[tuple[str, Any]]:
     elif is_a(value, functools.partial):
         own = functools.partial.__dict__
         yield from (("", own[name].__get__(value)) for name in ("func", "args", "keywords"))
-    if state is not None and not is_a(value, type, FunctionType, np.ndarray):
+    if state is not None and is_a(value, type):
+        listed = (entry for entry in state.attributes if not entry[0].startswith("__"))
+        yield from (entry for entry in listed if not is_a(entry[1], FunctionType, *_DESCRIPTORS))
+    elif state is not None and not is_a(value, FunctionType, np.ndarray):
         yield from state.names().items()
 
 

@@ -10,6 +10,7 @@ from array import array
 from collections import ChainMap, UserDict, UserList, UserString, deque
 from collections.abc import Callable
 from contextvars import ContextVar
+from io import BytesIO, StringIO
 from queue import Queue
 from types import BuiltinMethodType, CellType, MappingProxyType, MethodWrapperType, ModuleType
 from typing import Any
@@ -69,6 +70,14 @@ def _cell(value: CellType) -> Any:
         return MISSING
 
 
+def _text(kind: Any, value: Any) -> Any:
+    """What is in a file in memory, and where it is read next."""
+    try:
+        return kind.getvalue(value), kind.tell(value)
+    except ValueError:  # it is closed
+        return MISSING
+
+
 def _owner(value: Any) -> Any:
     """Whose method it is. A module's function, and a class's, is nobody's."""
     owner = value.__self__
@@ -83,6 +92,8 @@ _READERS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (MappingProxyType, lambda value: dict(MappingProxyType.items(value))),
     *((kind, lambda value: dict(value.mapping)) for kind in _VIEWS),
     (weakref.ReferenceType, lambda value: weakref.ReferenceType.__call__(value)),
+    (StringIO, lambda value: _text(StringIO, value)),
+    (BytesIO, lambda value: _text(BytesIO, value)),
     (ContextVar, lambda value: value.get(MISSING)),
     (CellType, _cell),
     (BuiltinMethodType, _owner),

@@ -5,13 +5,16 @@ A warning is let through: Python shows it once. So is what a library logs, and w
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from io import BytesIO, IOBase, StringIO
+from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,16 +25,27 @@ from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.source import code_location, is_machinery, is_own_file, is_user_file, user_location
 from fusec.location import Location
 
-IN_C: frozenset[object] = frozenset((print, input, os.write))
-"""Functions written in C that make output; others are methods of streams."""
+_ON_PROCESS = frozenset(
+    (
+        *(os.putenv, os.unsetenv, os.chdir, os.umask, os.mkdir, os.rmdir, os.remove, os.unlink, os.rename, os.replace),
+        *(sys.setrecursionlimit, sys.settrace, atexit.register, atexit.unregister),
+    )
+)
+IN_C: frozenset[object] = frozenset((print, input, os.write)) | _ON_PROCESS
+"""Functions written in C that make output, or change what the process and its files are; others are methods of streams.
+"""
 
 IN_PYTHON = frozenset(("handle", "write", "writelines"))
 """Names of functions written in Python that may."""
 
+_ON_QUEUES = ("put", "put_nowait", "get", "get_nowait")
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 _LOGGING = logging.__file__
 _HANDLE = logging.Handler.handle.__code__
 """Runs for each record that a handler's level lets through."""
+
+FINALIZE: CodeType = weakref.finalize.__init__.__code__
+"""Runs where a function is registered, to be called when an object dies."""
 
 
 class OutputError(StateChangedError):
@@ -45,16 +59,23 @@ class OutputError(StateChangedError):
 
 
 class Streams(dict[type, bool]):
-    """Whether what is written to objects of a type leaves the process; found where it is asked first."""
+    """Whether what is written to objects of a type leaves the process, or can't be taken back; found where it is asked
+    first."""
 
     def __missing__(self, kind: type) -> bool:
-        found = self[kind] = issubclass(kind, IOBase) and not issubclass(kind, StringIO | BytesIO)
+        is_file = issubclass(kind, IOBase) and not issubclass(kind, StringIO | BytesIO)
+        found = self[kind] = is_file or issubclass(kind, SimpleQueue)
         return found
 
 
 def refuse_output_in_c(frame: FrameType, function: Any) -> None:
     """OutputError where one of :data:`IN_C`, or a method of a stream, that ``frame`` is about to call makes output."""
-    if function is os.write:
+    if isinstance(function.__self__, SimpleQueue):
+        if function.__name__ in _ON_QUEUES:
+            raise OutputError("puts into a queue, or takes from it", user_location(frame))
+    elif function in _ON_PROCESS:
+        _refuse(frame, f"changes the process or its files ({function.__name__})", is_shown=False)
+    elif function is os.write:
         _refuse(frame, "writes to a file", is_shown=False)
     elif function in IN_C:
         _refuse(frame, f"calls {function.__name__}()", is_shown=True)
@@ -65,7 +86,9 @@ def refuse_output_in_c(frame: FrameType, function: Any) -> None:
 def refuse_output(frame: FrameType) -> None:
     """OutputError where code that is about to run makes output: a handler of logs, or a stream written in Python."""
     code = frame.f_code
-    if code is _HANDLE:
+    if code is FINALIZE:
+        _refuse(frame, "registers what is called when an object dies", is_shown=False)
+    elif code is _HANDLE:
         asking = frame.f_back
         while asking is not None and asking.f_code.co_filename == _LOGGING:
             asking = asking.f_back

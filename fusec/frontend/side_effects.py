@@ -9,14 +9,16 @@ from __future__ import annotations
 import dis
 import gc
 import random
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum
 from functools import _lru_cache_wrapper as _MEMO
 from functools import cache, partial
-from io import IOBase
+from io import BufferedRandom, BufferedReader, BytesIO, IOBase, StringIO, TextIOWrapper
 from itertools import islice
 from pickle import dumps
 from random import Random
@@ -45,8 +47,14 @@ _MOST_HELD = 20000
 _MOST_BYTES = 1 << 26
 """Larger arrays are not held."""
 
-_HOLDERS = (threading.local, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_HOLDERS: tuple[type, ...] = (
+    *(threading.local, threading.Event, threading.Semaphore, threading.Barrier, StringIO, BytesIO),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+)
 """Whose modules are no user's, and what they hold is."""
+
+_FILES = (TextIOWrapper, BufferedReader, BufferedRandom)
+"""Files of which the position is held."""
 
 _OPAQUE = frozenset(
     (
@@ -171,6 +179,8 @@ class Snapshots:
         self._hold_names(namespace, names)
         for name in code.co_names:
             self._meet(true_value(namespace, name), names, code, f"global {name}")
+        for module in imported(code, namespace):
+            self._meet(module, names, code, "")
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             self._meet(values.get(name), names, code, f"argument {name}" if is_root else "")
 
@@ -201,17 +211,21 @@ class Snapshots:
             if file is None or is_user_file(file):
                 self._hold_names(vars(value), names)
             return
-        if value is None or self._is_plain(value) or is_torch_tensor(value):
+        if value is None or is_torch_tensor(value) or (self._is_plain(value) and not is_a(value, Enum)):
             return
         self.hold(value, path)
         own = attributes_of(value) or {}
         found = [held for name, held in items_of(own) if name in names]
-        classes = classes_of(type(value))
+        classes = (*_bases(value), *classes_of(type(value)))
         known_to_class = [held for cls in classes for name, held in table_of(cls).items() if name in names]
+        for part in (*found, *known_to_class):
+            self.hold(part, path)
         for part in (value, *found, *known_to_class):
             if is_a(part, _MEMO):
                 self._memos.setdefault(id(part), (part, part.cache_info().misses))
-        for part in (value, *found):
+        containers = [part for part in (value, *found) if is_a(part, list, tuple, dict, deque)]
+        inner = [part for container in containers for part in islice(values_of(container), _MOST_PARTS)]
+        for part in (value, *found, *inner):
             if path and issubclass(type(part), Iterator) and not is_a(part, IOBase):
                 raise UnsupportedOpError(
                     f"the function may take from {path} ({type(part).__name__}), which outlives the call; "
@@ -228,6 +242,9 @@ class Snapshots:
             bits = value.bit_generator
             write = partial(setattr, bits, "state")
             self._generators.setdefault(id(value), _Generator(value, lambda: bits.state, write))
+        elif path and type(value) in _FILES and not value.closed and value.readable() and value.seekable():
+            what = "the position in a file"
+            self._generators.setdefault(id(value), _Generator(value, value.tell, value.seek, what))
         else:
             return
         if path:
@@ -241,7 +258,8 @@ class Snapshots:
             known = self._held.get(id(value))
             if known is not None and (known.path or not path):
                 continue
-            if self._is_plain(value) or len(self._held) > _MOST_HELD or not self._is_holder(value):
+            is_plain = self._is_plain(value) and not is_a(value, Enum)
+            if is_plain or len(self._held) > _MOST_HELD or not self._is_holder(value):
                 continue
             state = contents(value)
             if known is not None:
@@ -255,8 +273,9 @@ class Snapshots:
                 if not path and (inner or type(part) not in (dict, list, set, deque)):
                     continue
                 waiting.append((part, path, inner))
-            if path and not is_a(value, type):
-                waiting.append((type(value), path, is_private))
+            if path:
+                classes = _bases(value)[1:] if is_a(value, type) else classes_of(type(value))
+                waiting += [(cls, path, is_private) for cls in classes]
 
     def outlasting(self) -> set[int]:
         """The ids of values that are reached from outside the run."""
@@ -281,14 +300,27 @@ class Snapshots:
         for cell, _, content in self._cells.values():
             if _content(cell) is not content:
                 _refill(cell, content)
-        self._clear()
+        self._clear(even_plain=True)
 
-    def _clear(self) -> None:
+    def _clear(self, *, even_plain: bool = False) -> None:
+        """``even_plain``: also the caches that hold plain values alone. These stay where the run changed nothing else,
+        so that a function that is called once is called once."""
         for memo, misses in self._memos.values():
-            if memo.cache_info().misses != misses:
+            if memo.cache_info().misses != misses and (even_plain or not self._holds_plain(memo)):
                 memo.cache_clear()
         for generator in self._generators.values():
             generator.put_back()
+
+    def _holds_plain(self, memo: Any) -> bool:
+        """Whether the arguments and results that a cache keeps are all plain."""
+        own = attributes_of(memo)
+        held = [part for part in gc.get_referents(memo) if part is not own and not is_a(part, type, FunctionType)]
+        tables = [part for part in held if type(part) is dict]
+        kept = [part for part in held if type(part) is not dict]
+        kept += [part for table in tables for entry in table.items() for part in entry]
+        parts = [part for entry in kept for part in (entry if type(entry) is tuple else (entry,))]
+        own_kinds = (object, "_lru_list_elem")  # what stands before names of arguments, and what links entries
+        return all(type(p) in own_kinds or type(p).__name__ in own_kinds or self._is_plain(p) for p in parts)
 
     def forget_stand_ins(self) -> None:
         """Takes out of tables what a library noted about the types that stood in for arrays' own."""
@@ -372,8 +404,9 @@ class Snapshots:
 
     def _changed_generators(self, paths: Mapping[int, str]) -> Iterator[str]:
         outside = self._outlasting | paths.keys()
-        if any(key in outside and generator.has_drawn() for key, generator in self._generators.items()):
-            yield "the state of a generator of random numbers"
+        for key, generator in self._generators.items():
+            if key in outside and generator.has_drawn():
+                yield generator.what
 
     def _equal(self, now: Any, then: Any) -> bool:
         """Whether one may stand for the other: the same object, or equal plain values, in containers too."""
@@ -395,9 +428,16 @@ class Snapshots:
 
 
 class _Generator:
-    """A generator of random numbers, which is kept alive, and the state that it had."""
+    """A generator of random numbers, or a file that is read, which is kept alive, and the state that it had."""
 
-    def __init__(self, value: object, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        value: object,
+        read: Callable[[], Any],
+        write: Callable[[Any], Any],
+        what: str = "the state of a generator of random numbers",
+    ) -> None:
+        self.what = what
         self._value = value
         self._read = read
         self._write = write
@@ -417,6 +457,26 @@ def assigned_cells(code: CodeType) -> frozenset[str]:
     """The variables of outer functions that code assigns to."""
     stores = [i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")]
     return frozenset(stores).intersection(code.co_freevars)
+
+
+def imported(code: CodeType, namespace: Mapping[str, object]) -> Iterator[ModuleType]:
+    """The modules that code imports when it runs, of those that are there."""
+    before: list[Any] = [None, None]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            level, name = before[-2], instruction.argval
+            package = str(namespace.get("__package__") or "")
+            if type(level) is int and level > 0:
+                name = ".".join(part for part in (package.rsplit(".", level - 1)[0], name) if part)
+            found = sys.modules.get(name)
+            top = sys.modules.get(name.partition(".")[0])
+            yield from (module for module in dict.fromkeys((found, top)) if module is not None)
+        before.append(instruction.argval)
+
+
+def _bases(value: Any) -> tuple[type, ...]:
+    """Of a class, itself and its bases; nothing of another value."""
+    return classes_of(value) if is_a(value, type) else ()
 
 
 def _content(cell: CellType) -> object:

@@ -30,6 +30,7 @@ from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_results import Result, is_tensor
+from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
@@ -95,7 +96,7 @@ def capture(
     trace.recording = recording or off
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
-    recorder = record_environment(f, _statics(spec), holds_arrays=True)
+    recorder = record_environment(f, _statics(spec), holds_arrays=True, asked=ASKED)
     modes = ambient()
     given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
@@ -203,13 +204,19 @@ def _run(
     f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]], before: TensorSnapshots
 ) -> Any:
     args, kwargs = fakes
+    settings: list[str] = []
     try:
-        result = _traced(f, trace, args, kwargs)
+        with kept(settings):
+            result = _traced(f, trace, args, kwargs)
     finally:
         changed = before.put_back()
+    if settings:
+        where = trace.emitter.location or _location(f)
+        raise UnsupportedOpError(f"the function changes a setting of PyTorch ({', '.join(settings)})", where)
     if changed:
-        what = f"memory, or requires_grad, of a tensor of shape {list(changed[0].shape)} that outlives the call"
-        raise UnsupportedOpError(f"the function changes the {what}", trace.emitter.location or _location(f))
+        what = f"memory, requires_grad or attributes of a tensor of shape {list(changed[0].shape)}"
+        where = trace.emitter.location or _location(f)
+        raise UnsupportedOpError(f"the function changes the {what} that outlives the call", where)
     return result
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any
 
-from fusec.frontend.torch_emit import Declined, Emitter, Operand
+import torch
+
+from fusec.frontend.torch_emit import Declined, Emitter, Operand, torch_dtype
 from fusec.ir.attributes import Scalar
 from fusec.ir.nodes import Value
 from fusec.ir.types import DType, f32, f64, i64
@@ -26,6 +29,16 @@ def full(e: Emitter, value: Operand) -> Value:
     """The call's result, full of one number or of a 0-d value."""
     filler = e.value(value, e.out.dtype)
     return e.broadcast(filler, e.out.shape)
+
+
+def _empty(e: Emitter, *_: Any, **__: Any) -> Value:
+    """What new memory holds is not defined: zeros. With deterministic algorithms PyTorch fills it, with NaN or the
+    greatest integer."""
+    c: Any = torch._C
+    if not (torch.are_deterministic_algorithms_enabled() and c._get_deterministic_fill_uninitialized_memory()):
+        return full(e, 0)
+    kind = e.out.dtype
+    return full(e, torch.iinfo(torch_dtype(kind)).max if kind.is_integer else kind.kind == "bool" or nan)
 
 
 def _full(e: Emitter, size: Sequence[int], fill_value: Operand, **_: Any) -> Value:
@@ -124,9 +137,8 @@ def _triangle(keep: str) -> Lowering:
 CREATIONS: dict[str, Lowering] = {
     **{name: _filled(0) for name in ("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")},
     **{name: _filled(1) for name in ("ones", "ones_like", "new_ones")},
-    # What an empty tensor holds is not defined; zeros are as good as anything.
-    **{name: _filled(0) for name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")},
-    "empty_permuted": _filled(0),
+    **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"), _empty),
+    "empty_permuted": _empty,
     "full": _full,
     "full_like": _full_like,
     "new_full": _new_full,

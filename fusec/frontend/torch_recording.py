@@ -109,7 +109,7 @@ class Recording:
         own = [
             t for t in tensors if id(t) in self._detached or id(t if t._base is None else t._base) not in self._given
         ]
-        if any(map(_requires_grad, own)):
+        if any(map(requires_grad, own)):
             self.refuse("the function makes a tensor that requires a gradient, as torch.utils.checkpoint does")
 
     def _switch(self, graded: bool) -> None:
@@ -165,17 +165,21 @@ class Recording:
         if missing:
             self.refuse("a result comes from a call that is not recorded")
         self._refuse_leaves(list(distinct.values()))
+        graded = {key: key in self._nodes and self._needs[self._nodes[key][1]] for key in distinct}
+        if any(requires_grad(leaf) and not graded[key] for key, leaf in distinct.items()):
+            self.refuse("it gives a view of an input that requires a gradient, made while gradients are off")
         self._graph.output(() if missing else tuple(self._nodes[key][1] for key in distinct))
         if not all(map(_is_read, self._random)):
             self.refuse("it draws random numbers of which nothing comes")
         numbers = tuple(self._numbers[id(tensor)] for tensor in changed)
+        plain = {k for k, key in enumerate(distinct) if not graded[key] and key not in self._numbers}
         self._nodes.clear()
         module = fx.GraphModule(torch.nn.Module(), self._graph)
         sources, asked, is_random = tuple(self._sources), tuple(self._asked), bool(self._random)
 
         def recorded(rebuild: Rebuild) -> Recorded:
             def rebuilt(outputs: Sequence[Any]) -> Any:
-                return rebuild([outputs[slot] for slot in slots])
+                return rebuild([_plain(outputs[slot]) if slot in plain else outputs[slot] for slot in slots])
 
             return Recorded(module, sources, rebuilt, numbers, is_random, asked, self.unfit)
 
@@ -195,7 +199,7 @@ class GradientsOff:
         """Notes where the function turns gradients on, and what it computes from an input requires one."""
         if torch.is_grad_enabled():
             taken = tensors_in((list(args), list(kwargs.values())))
-            self.turned_on = self.turned_on or any(_requires_grad(fake(t)) for t in taken)
+            self.turned_on = self.turned_on or any(requires_grad(fake(t)) for t in taken)
 
 
 def _is_read(node: fx.Node) -> bool:
@@ -210,11 +214,17 @@ def _is_read(node: fx.Node) -> bool:
     return False
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A result that requires no gradient: PyTorch's graphs have it require one where it is made of a view of a leaf,
+    without gradients."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def _item(parts: Sequence[Any], number: int) -> Any:
     return parts[number]
 
 
-def _requires_grad(tensor: torch.Tensor) -> bool:
+def requires_grad(tensor: torch.Tensor) -> bool:
     """What PyTorch itself notes on a fake tensor."""
     return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
 

@@ -21,7 +21,7 @@ from fusec.frontend.steps import Step
 from fusec.frontend.structures import Opener, Static, Structure
 from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_memory import Memory, apply_steps
-from fusec.frontend.torch_recording import Recording
+from fusec.frontend.torch_recording import Recording, requires_grad
 from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
@@ -86,6 +86,7 @@ class Result:
         self._leaves, self._changed = leaves, [m.tensor for m in changed]
         self._inference = torch.is_inference_mode_enabled()
         self._other_mode: set[int] = set()
+        self._detached: set[int] = set()
         with tracing(trace):
             values = {id(m): self._distinct(m.value, m) for m in changed}
             self._bases = {id(m): self._add(values[id(m)], m.tensor.stride(), m.source) for m in changed}
@@ -98,6 +99,8 @@ class Result:
                 check_returned(leaf, is_made)
                 if is_made and leaf.is_inference() != self._inference:
                     self._other_mode.add(known[id(leaf)])
+                if requires_grad(trace.handle(leaf).memory.tensor) and not requires_grad(trace.fake(leaf)):
+                    self._detached.add(known[id(leaf)])
 
     def recorded(self, recording: Recording) -> Callable[[Rebuild], Recorded]:
         """The recording of the function that gave this result."""
@@ -165,12 +168,13 @@ class Result:
     def rebuild(self) -> Rebuild:
         """Makes the user's result from the tensors of the graph's outputs. Keeps nothing of the trace alive."""
         structure, slots = self._structure, tuple(self._slots)
-        other_mode, inference = frozenset(self._other_mode), not self._inference
-        if not other_mode:
+        other_mode, inference, detached = frozenset(self._other_mode), not self._inference, frozenset(self._detached)
+        if not other_mode and not detached:
             return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
 
         def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
             made = [_in_mode(x, inference) if slot in other_mode else x for slot, x in enumerate(outputs)]
+            made = [x.detach() if slot in detached else x for slot, x in enumerate(made)]
             return _rebuild(structure, iter([made[slot] for slot in slots]))
 
         return rebuild

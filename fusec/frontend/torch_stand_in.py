@@ -100,6 +100,30 @@ class TracedTensor(FakeTensor, StandIn):
         raise _refused("counts the writes to a tensor")
 
     @property
+    def _base(self) -> torch.Tensor | None:  # type: ignore[override]
+        if not _by_pytorch(1):
+            raise _refused("asks which tensor another is a view of (_base)")
+        return super()._base
+
+    def _is_view(self) -> bool:
+        if not _by_pytorch(1):
+            raise _refused("asks whether a tensor is a view")
+        return bool(super()._is_view())
+
+    def storage_offset(self) -> Any:
+        if not _by_pytorch(1):
+            raise _refused("asks where in its storage a tensor begins (storage_offset)")
+        return super().storage_offset()
+
+    def untyped_storage(self) -> Any:
+        if not _by_pytorch(1):
+            raise _refused("takes the storage of a tensor")
+        return super().untyped_storage()
+
+    def is_shared(self) -> bool:
+        raise _refused("asks whether a tensor is shared by processes")
+
+    @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         if self._given:
             raise _refused("reads all attributes of a tensor")
@@ -142,6 +166,11 @@ class TracedTensor(FakeTensor, StandIn):
 def _by_library(depth: int) -> bool:
     """Whether code of PyTorch's own machinery asks, so many frames above the caller."""
     return str(sys._getframe(depth + 1).f_globals.get("__name__", "")).startswith(_OF_FAKES)
+
+
+def _by_pytorch(depth: int) -> bool:
+    """The same of any code of PyTorch's."""
+    return str(sys._getframe(depth + 1).f_globals.get("__name__", "")).startswith(("torch.", "fusec."))
 
 
 def standing_for(fake: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
@@ -83,7 +84,7 @@ class Planner:
             is_own = library == "torch" and self._capture_function is None
             record = self.differentiate is not None
             own = {"opens": self._objects.opens, "device": self.device, "record": record} if is_own else {}
-            made = capture(self.function, args, kwargs, fallback=self.fallback, **own)
+            made = copy_context().run(capture, self.function, args, kwargs, fallback=self.fallback, **own)
         if not self.static:
             return made
         called: Any = self.function

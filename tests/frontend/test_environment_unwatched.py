@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from unseen import Notes
 
 import fusec
 from fusec.frontend.torch_trace import Trace
@@ -17,21 +17,21 @@ ROWS = 2
 
 
 @pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Notes:
     """For each operation that is traced, whether a profile hook was set meanwhile. What is in a list is put back."""
-    found: SimpleQueue[bool] = SimpleQueue()
+    found = Notes()
     dispatch = Trace._dispatch
 
     def noted(self: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-        found.put(sys.getprofile() is not None)
+        found.add(sys.getprofile() is not None)
         return dispatch(self, func, args, kwargs)
 
     monkeypatch.setattr(Trace, "_dispatch", noted)
     return found
 
 
-def taken(hooks: SimpleQueue[bool]) -> list[bool]:
-    return [hooks.get() for _ in range(hooks.qsize())]
+def taken(hooks: Notes) -> list[bool]:
+    return hooks.take()
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(ROWS, x.shape[0])
 
 
-def test_operations_are_traced_unwatched(hooks: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_are_traced_unwatched(hooks: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     f, x = fusec.jit(two_calls), torch.randn(3)
     torch.testing.assert_close(f(x), torch.sin(x) * 2)
     assert taken(hooks) == [False, False]
@@ -60,7 +60,7 @@ def test_operations_are_traced_unwatched(hooks: SimpleQueue[bool], monkeypatch: 
     torch.testing.assert_close(f(x), torch.sin(x) * 3)
 
 
-def test_what_users_operations_read_is_guarded(hooks: SimpleQueue[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_users_operations_read_is_guarded(hooks: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     f, x = fusec.jit(lambda x: rows(x) * 2), torch.randn(3)
     assert f(x).shape == (2, 3)
     assert taken(hooks) == [True, False]
@@ -68,7 +68,7 @@ def test_what_users_operations_read_is_guarded(hooks: SimpleQueue[bool], monkeyp
     assert f(x).shape == (4, 3)
 
 
-def test_a_profiler_that_is_set_sees_all(hooks: SimpleQueue[bool]) -> None:
+def test_a_profiler_that_is_set_sees_all(hooks: Notes) -> None:
     def mine(frame: FrameType, event: str, arg: object) -> None:
         pass
 

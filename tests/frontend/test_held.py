@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import queue
 import threading
 from array import array
 from collections.abc import Callable
@@ -12,24 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from unseen import Notes
 
 import fusec
 from fusec.frontend.held import contents, put_back
 
-CALLS: Any = queue.SimpleQueue()
-"""Threads, and the methods that ran in them: where no capture takes them for state."""
+CALLS = Notes()
+"""Threads, and the methods that ran in them."""
 
 
 def take() -> list[str]:
-    own, found = threading.get_ident(), []
-    while not CALLS.empty():
-        thread, name = CALLS.get()
-        found += [name] if thread == own else []
-    return found
+    own = threading.get_ident()
+    return [name for thread, name in CALLS.take() if thread == own]
 
 
 def note(name: str) -> None:
-    CALLS.put((threading.get_ident(), name))
+    CALLS.add((threading.get_ident(), name))
 
 
 def noting(name: str, base: type) -> type:
