@@ -209,9 +209,8 @@ class _Search:
 
 
 def _locations(op: Op) -> list[str]:
-    assert isinstance(op.attributes, FusedAttributes)
     found: dict[str, list[str]] = {}
-    for inner in op.attributes.body.ops:
+    for inner in op.expect(FusedAttributes).body.ops:
         if inner.location is not None:
             found.setdefault(inner.location.short, []).append(inner.name)
     return [f"{location}: {', '.join(names)}" for location, names in found.items()]

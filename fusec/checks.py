@@ -89,9 +89,9 @@ def check_captured_for(graph: Graph, target: str | None) -> None:
         return
     for op in graph.ops:
         if is_for_cpus(op):
-            assert isinstance(op.attributes, ExternAttributes)
+            call = op.expect(ExternAttributes).target
             raise OptionError(
-                f"{op.attributes.target} is the library's where a function is captured for a CPU, as this graph was; "
+                f"{call} is the library's where a function is captured for a CPU, as this graph was; "
                 f"capture it with fusec.trace(..., target={target!r})",
                 op.location,
             )

@@ -67,8 +67,7 @@ class Extents:
 
 def contraction(op: Op) -> Contraction:
     """The extents of a dot op."""
-    attributes = op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = op.expect(DotAttributes)
     left, right = (v.type.shape for v in op.operands)
     return Contraction(
         op,
@@ -81,8 +80,7 @@ def contraction(op: Op) -> Contraction:
 
 def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner: Subscripts) -> Subscripts:
     """The index of a dot's operand from the indices of its axes by role."""
-    attributes = op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = op.expect(DotAttributes)
     batch_axes = (attributes.lhs_batch, attributes.rhs_batch)[side]
     inner_axes = (attributes.lhs_contract, attributes.rhs_contract)[side]
     free_left = iter(free)
@@ -107,5 +105,4 @@ def accumulator_dtype(op: Op) -> DType:
 
 def allows_tf32(op: Op) -> bool:
     """Whether a dot's operands may be rounded to TF32."""
-    assert isinstance(op.attributes, DotAttributes)
-    return op.attributes.tf32
+    return op.expect(DotAttributes).tf32

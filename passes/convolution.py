@@ -73,8 +73,7 @@ class Convolution:
 
 def convolution_of(dot: Op, producers: Mapping[Value, Op]) -> Convolution | None:
     """The dot as a convolution; None where its left operand shows no windows of one image."""
-    attributes, left = dot.attributes, dot.operands[0]
-    assert isinstance(attributes, DotAttributes)
+    attributes, left = dot.expect(DotAttributes), dot.operands[0]
     if len(attributes.lhs_batch) > 1 or not left.type.is_static or 0 in left.type.shape:
         return None
     if not dot.operands[1].type.is_static:
@@ -86,8 +85,7 @@ def convolution_of(dot: Op, producers: Mapping[Value, Op]) -> Convolution | None
     image, index, pad = found
     low = (0,) * image.type.rank
     if pad is not None:
-        assert isinstance(pad.attributes, PadAttributes)
-        low = pad.attributes.low
+        low = pad.expect(PadAttributes).low
     free = [symbols[a] for a in free_axes(left.type.rank, attributes.lhs_batch, attributes.lhs_contract)]
     inner = [symbols[a] for a in attributes.lhs_contract]
     group = symbols[attributes.lhs_batch[0]] if attributes.lhs_batch else None

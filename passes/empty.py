@@ -62,11 +62,10 @@ def pad_of_no_elements(r: Rewriter) -> Outcome:
 @rule("concat")
 def concat_without_empty(r: Rewriter) -> Outcome:
     """concat(x, y: [0, n]) ⇒ concat(x)"""
-    assert isinstance(r.op.attributes, ConcatAttributes)
     filled = [v for v in r.operands if not v.type.is_static or v.type.size != 0]
     if not filled or len(filled) == len(r.operands):
         return None
-    return filled[0] if len(filled) == 1 else r.emit("concat", *filled, attributes=r.op.attributes)
+    return filled[0] if len(filled) == 1 else r.emit("concat", *filled, attributes=r.op.expect(ConcatAttributes))
 
 
 EMPTY_RULES: tuple[Rule, ...] = (no_elements, of_no_elements, pad_of_no_elements, concat_without_empty)

@@ -34,12 +34,10 @@ def float_range(op: Op, of: Sequence[Interval | None]) -> Interval | None:
 def _range(op: Op, of: Sequence[Interval]) -> Interval | None:
     match op.name:
         case "constant":
-            assert isinstance(op.attributes, ConstantAttributes)
-            value = op.attributes.value
+            value = op.expect(ConstantAttributes).value
             return None if isinstance(value, complex) or value != value else (float(value), float(value))
         case "iota":
-            assert isinstance(op.attributes, IotaAttributes)
-            return 0.0, float(max(most(op.result.type.shape[op.attributes.axis]) - 1, 0))
+            return 0.0, float(max(most(op.result.type.shape[op.expect(IotaAttributes).axis]) - 1, 0))
         case "add":
             return of[0][0] + of[1][0], of[0][1] + of[1][1]
         case "sub":

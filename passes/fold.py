@@ -108,8 +108,7 @@ def bool_identity(r: Rewriter) -> Outcome:
 @rule("iota")
 def iota_of_one(r: Rewriter) -> Outcome:
     """iota along an axis of extent 1 ⇒ 0"""
-    attributes = r.op.attributes
-    assert isinstance(attributes, IotaAttributes)
+    attributes = r.op.expect(IotaAttributes)
     if attributes.shape[attributes.axis] != 1:
         return None
     return filled(r, 0.0 if attributes.dtype.is_float else 0, r.op.result.type)
@@ -152,12 +151,11 @@ def integer_range(r: Rewriter, value: Value) -> Range:
         return None, None
     match made.name:
         case "constant":
-            assert isinstance(made.attributes, ConstantAttributes)
-            number = made.attributes.value
+            number = made.expect(ConstantAttributes).value
             return (number, number) if isinstance(number, int) else (None, None)
         case "iota":
-            assert isinstance(made.attributes, IotaAttributes)
-            extent = made.attributes.shape[made.attributes.axis]
+            attributes = made.expect(IotaAttributes)
+            extent = attributes.shape[attributes.axis]
             return _within(value.type.dtype, (0, bounds(sub(extent, 1))[1]))
         case "add" | "sub" | "minimum" | "maximum":
             return _within(value.type.dtype, _combine(made.name, *(integer_range(r, v) for v in made.operands)))

@@ -73,8 +73,8 @@ def with_writes_at(graph: Graph, *, several: bool = False) -> Graph:
 
 def library_write(r: Rewriter, base: Value, value: Value, positions: Sequence[Value]) -> Value:
     """The update that ``r`` looks at, as a library call, on the box of the array that it is for."""
-    assert isinstance(r.op.attributes, UpdateAttributes)
-    starts, axes = r.op.attributes.starts, r.op.attributes.axes
+    update = r.op.expect(UpdateAttributes)
+    starts, axes = update.starts, update.axes
     box = tuple(base.type.shape[a] if a in axes else n for a, n in enumerate(value.type.shape))
     seen = base
     if box != base.type.shape:
@@ -147,8 +147,7 @@ def _find_on_box(update: Op, producers: Mapping[Value, Op], uses: Mapping[Value,
     if call is None or call.name != "extern" or not call.operands or any(len(uses[op.result]) > 1 for op in between):
         return None
     _, box = _under_reshape(call.operands[0], producers)
-    assert isinstance(update.attributes, UpdateAttributes)
-    if box is None or _start_in(base, box.result, producers) != update.attributes.starts:
+    if box is None or _start_in(base, box.result, producers) != update.expect(UpdateAttributes).starts:
         return None
     return _find_write(call, update, between) if box.result.type.shape == value.type.shape else None
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import trunc
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import ConstantAttributes, ExternAttributes, GatherAttributes, IotaAttributes, UpdateAttributes
+from fusec.ir.attributes import (
+    ArgReduceAttributes,
+    ConstantAttributes,
+    ExternAttributes,
+    GatherAttributes,
+    IotaAttributes,
+    UpdateAttributes,
+)
 from fusec.ir.graph import Graph
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
@@ -90,8 +97,7 @@ def is_check(op: Op) -> bool:
 
 
 def _ends(check: Op) -> tuple[int, int]:
-    assert isinstance(check.attributes, ExternAttributes)
-    (_, low, high), _ = parse_arguments(check.attributes.arguments)
+    (_, low, high), _ = parse_arguments(check.expect(ExternAttributes).arguments)
     return int(low), int(high)
 
 
@@ -177,14 +183,12 @@ class _Facts:
         of = [self.range(v) for v in op.operands if v.type.dtype.is_integer or v.type.dtype == bool_]
         match op.name:
             case "constant":
-                assert isinstance(op.attributes, ConstantAttributes)
-                number = int(op.attributes.value.real)
+                number = int(op.expect(ConstantAttributes).value.real)
                 return number, number
             case "iota":
-                assert isinstance(op.attributes, IotaAttributes)
-                return 0, max(most(op.result.type.shape[op.attributes.axis]) - 1, 0)
+                return 0, max(most(op.result.type.shape[op.expect(IotaAttributes).axis]) - 1, 0)
             case "argmax" | "argmin":
-                return 0, max(most(op.operands[0].type.shape[op.attributes.axis]) - 1, 0)  # type: ignore[attr-defined]
+                return 0, max(most(op.operands[0].type.shape[op.expect(ArgReduceAttributes).axis]) - 1, 0)
             case "add":
                 return of[0][0] + of[1][0], of[0][1] + of[1][1]
             case "sub":

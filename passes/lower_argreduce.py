@@ -21,8 +21,7 @@ def lower_argreduce(graph: Graph, *, symbolic: bool = False) -> Graph:
 @rule("argmax", "argmin")
 def search_as_minimum(r: Rewriter) -> Outcome:
     """argmax(x) ⇒ reduce_min(select(x == reduce_max(x) or isnan(x), iota, n)): the first of equals, or the first NaN"""
-    assert isinstance(r.op.attributes, ArgReduceAttributes)
-    axis = r.op.attributes.axis
+    axis = r.op.expect(ArgReduceAttributes).axis
     (x,) = r.operands
     if x.type.dtype.name == "bool":
         x = r.cast(x, u8)

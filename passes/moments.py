@@ -62,8 +62,7 @@ def moments_of_parts(graph: Graph, sms: int, fewest: int = FEWEST) -> Graph:
             if difference is None:
                 return None
             x, around = difference.operands
-        assert isinstance(r.op.attributes, ReduceAttributes)
-        order = order_of(x, r.op.attributes.axes, producers, strides, fewest)
+        order = order_of(x, r.op.expect(ReduceAttributes).axes, producers, strides, fewest)
         if order is None or max(order.first) - min(order.first) >= len(order.first):
             return None  # what is reduced does not lie together
         return _of_parts(r, x, around, order, producers, sms)

@@ -45,14 +45,14 @@ def divide_results(graph: Graph) -> Graph:
 
 def _is_divided(partition: Partition, op: Op) -> bool:
     """Whether a dot consumes scores divided by a sum of their rows' that is no 0 but where all of them are."""
-    assert isinstance(op.attributes, DotAttributes)
+    attributes = op.expect(DotAttributes)
     left, divide = op.operands[0], _divide(partition.producers.get, op.operands[0])
     if divide is None or left.type.dtype is f16:
         return False
     x, divisor = divide.operands
     shape, axis = left.type.shape, left.type.rank - 1
-    batch = tuple(range(len(op.attributes.lhs_batch)))
-    in_order = op.attributes.lhs_contract == (axis,) and op.attributes.lhs_batch == batch
+    batch = tuple(range(len(attributes.lhs_batch)))
+    in_order = attributes.lhs_contract == (axis,) and attributes.lhs_batch == batch
     of_rows = divisor.type.shape == (*shape[:-1], 1) and divide.result.type.shape == x.type.shape == shape
     if not in_order or not of_rows or op.result.type.rank != left.type.rank:
         return False
@@ -98,8 +98,7 @@ def _has_sum(partition: Partition, value: Value, x: Value) -> bool:
 def _is_sum_of(op: Op, x: Value) -> bool:
     if op.name != "reduce_sum":
         return False
-    assert isinstance(op.attributes, ReduceAttributes)
-    return op.attributes.axes == (x.type.rank - 1,) and op.operands[0].type.shape == x.type.shape
+    return op.expect(ReduceAttributes).axes == (x.type.rank - 1,) and op.operands[0].type.shape == x.type.shape
 
 
 def _is_not_negative(partition: Partition, value: Value) -> bool:

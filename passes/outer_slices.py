@@ -70,9 +70,8 @@ class _Outer:
         made = self.producers.get(view.base)
         if view.base not in self.inputs and (made is None or made.definition.kind != "write"):
             return False
-        assert isinstance(cut.attributes, SliceAttributes)
         step: Dim = 0
-        for start, stride in zip(cut.attributes.starts, view.strides, strict=True):
+        for start, stride in zip(cut.expect(SliceAttributes).starts, view.strides, strict=True):
             step = add(step, mul(start, stride))
         return isinstance(step, int) and step * operand.type.dtype.itemsize % ALIGNED == 0
 
@@ -91,7 +90,6 @@ def _only_slice(kernel: FusedAttributes, given: Value) -> Op | None:
     if len(readers) != 1 or given in kernel.body.outputs or not isinstance(readers[0].attributes, SliceAttributes):
         return None
     (cut,) = readers
-    assert isinstance(cut.attributes, SliceAttributes)
     named = kernel.roles is not None and any(getattr(kernel.roles, f.name) is cut.result for f in fields(kernel.roles))
-    forward = all(step == 1 for step in cut.attributes.steps)
+    forward = all(step == 1 for step in cut.expect(SliceAttributes).steps)
     return cut if forward and not named and cut.result not in kernel.body.outputs else None

@@ -48,8 +48,7 @@ def memory_strides(graph: Graph) -> dict[Value, Strides]:
         if op.definition.kind == "write":
             strides[op.result] = strides.get(op.operands[0], contiguous_strides(op.result.type.shape))
         elif op.definition.kind == "alias":
-            assert isinstance(op.attributes, AliasAttributes)
-            strides[op.result] = shown_strides(graph, op.attributes)
+            strides[op.result] = shown_strides(graph, op.expect(AliasAttributes))
     return strides
 
 
@@ -209,7 +208,6 @@ def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
 
 def _copy_at(copy: Op, positions: Sequence[Value], update: Op) -> Op:
     """The copy that an update writes, at positions that are known when it is made."""
-    assert isinstance(update.attributes, UpdateAttributes)
-    axes = update.attributes.axes
+    axes = update.expect(UpdateAttributes).axes
     attributes = CopyAtAttributes(axes, tuple(update.operands[0].type.shape[a] for a in axes))
     return Op(OPS["copy_at"], (*copy.operands, *positions), attributes, copy.results, copy.location)

@@ -235,14 +235,12 @@ def schedule_text(graph: Graph, program: Program) -> str:
 
 
 def _report_of(op: Op, reports: dict[str, KernelReport]) -> KernelReport | None:
-    assert isinstance(op.attributes, FusedAttributes)
-    wanted = {f"{o.name} %{o.results[0].name}" for o in op.attributes.body.ops if o.results}
+    wanted = {f"{o.name} %{o.results[0].name}" for o in op.expect(FusedAttributes).body.ops if o.results}
     return next((r for r in reports.values() if r.fused and {f for f, _ in r.fused} <= wanted), None)
 
 
 def _head(op: Op) -> str:
-    assert isinstance(op.attributes, FusedAttributes)
-    return f"{', '.join(map(str, op.results))} = {op.attributes.kind}({', '.join(map(str, op.operands))})"
+    return f"{', '.join(map(str, op.results))} = {op.expect(FusedAttributes).kind}({', '.join(map(str, op.operands))})"
 
 
 def _tiles(report: KernelReport | None) -> str:

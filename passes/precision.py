@@ -41,10 +41,10 @@ def precision(graph: Graph, *, tf32: bool = False, doubles: bool = False) -> Gra
 def accumulate_in_f32(r: Rewriter) -> Outcome:
     """reduce_sum(x: half) ⇒ cast(reduce_sum(cast(x, f32)), half)"""
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    if x.type.dtype not in _HALF or r.op.attributes.dtype is not None:
+    attributes = r.op.expect(ReduceAttributes)
+    if x.type.dtype not in _HALF or attributes.dtype is not None:
         return None
-    total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=r.op.attributes, hint="total")
+    total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=attributes, hint="total")
     return r.cast(total, x.type.dtype)
 
 
@@ -59,11 +59,10 @@ def mean_in_f64(r: Rewriter) -> Outcome:
     made = r.producer(with_axes.operands[0] if with_axes is not None else total, "reduce_sum")
     if made is None or r.op.result.type.shape != shape:
         return None
-    assert isinstance(made.attributes, ReduceAttributes)
     x = made.operands[0]
     if x.type.dtype is not f32:
         return None
-    wide = r.reshape(r.reduce("reduce_sum", x, made.attributes.axes, hint="total", dtype=f64), shape)
+    wide = r.reshape(r.reduce("reduce_sum", x, made.expect(ReduceAttributes).axes, hint="total", dtype=f64), shape)
     return r.cast(r.emit("div", wide, r.cast(count, f64, hint="count"), hint="wide"), f32)
 
 
@@ -71,17 +70,16 @@ def mean_in_f64(r: Rewriter) -> Outcome:
 def product_in_f64(r: Rewriter) -> Outcome:
     """reduce_prod(x: f32) ⇒ cast(reduce_prod(x) {dtype=f64}, f32): each of its factors would be a rounding"""
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    if x.type.dtype is not f32 or r.op.attributes.dtype is not None:
+    attributes = r.op.expect(ReduceAttributes)
+    if x.type.dtype is not f32 or attributes.dtype is not None:
         return None
-    return r.cast(r.reduce("reduce_prod", x, r.op.attributes.axes, hint="product", dtype=f64), f32)
+    return r.cast(r.reduce("reduce_prod", x, attributes.axes, hint="product", dtype=f64), f32)
 
 
 @rule("dot")
 def allow_tf32(r: Rewriter) -> Outcome:
     """dot(a: f32, b: f32) ⇒ dot(a, b) {tf32=true}"""
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = r.op.expect(DotAttributes)
     if attributes.tf32 or any(v.type.dtype is not f32 for v in r.operands):
         return None
     return r.emit("dot", *r.operands, attributes=replace(attributes, tf32=True))

@@ -53,12 +53,12 @@ def _in_memory_order(
     r: Rewriter, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], fewest: int
 ) -> Outcome:
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    order = order_of(x, r.op.attributes.axes, producers, strides, fewest)
+    attributes = r.op.expect(ReduceAttributes)
+    order = order_of(x, attributes.axes, producers, strides, fewest)
     if order is None or order.as_it_lies:
         return None
     moved = Moved(r, producers, x, order).of(x)
-    made = r.reduce(r.op.name, moved, order.first, "partial", r.op.attributes.dtype)
+    made = r.reduce(r.op.name, moved, order.first, "partial", attributes.dtype)
     made = r.reshape(made, [x.type.static_shape[a] for a in order.left])
     if order.last:
         made = r.reduce(r.op.name, made, [order.left.index(a) for a in order.last], "behind")

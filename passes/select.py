@@ -47,8 +47,7 @@ class Selector:
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel, without the predicted time: that depends on the whole program."""
-        assert isinstance(op.attributes, FusedAttributes)
-        body = op.attributes.body
+        body = op.expect(FusedAttributes).body
         kernel = lowered.kernel
         dots = [o for o in body.ops if o.name == "dot"]
         others = kernel.flops - sum(map(op_flops, dots))
@@ -77,9 +76,8 @@ def lower_with(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 def fused_ops(op: Op) -> tuple[tuple[str, Location | None], ...]:
     """The compute ops of a fused op: name and result, and the user's line."""
-    assert isinstance(op.attributes, FusedAttributes)
     return tuple(
         (f"{o.name} %{o.results[0].name}", o.location)
-        for o in op.attributes.body.ops
+        for o in op.expect(FusedAttributes).body.ops
         if o.definition.kind not in ("view", "create")
     )

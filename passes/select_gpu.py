@@ -107,8 +107,7 @@ class GpuSelector:
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""
-        assert isinstance(op.attributes, FusedAttributes)
-        kernel, rates, body = lowered.kernel, self.target.rates, op.attributes.body
+        kernel, rates, body = lowered.kernel, self.target.rates, op.expect(FusedAttributes).body
         half = any(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in body.inputs)
         has_dot = any(o.name == "dot" for o in body.ops)
         flops = (1 - (lowered.skipped or 0.0)) * kernel.flops

@@ -56,8 +56,7 @@ def share_rows(graph: Graph, sms: int) -> Graph:
 
 def _in_parts(r: Rewriter, parts: int, height: int) -> Outcome:
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    count = len(r.op.attributes.axes)
+    count = len(r.op.expect(ReduceAttributes).axes)
     shape = x.type.static_shape
     rows, rest = prod(shape[:count]), shape[count:]
     if rows != parts * height:
@@ -91,9 +90,8 @@ def _parts(graph: Graph, sms: int) -> Mapping[str, _Parts]:
 
 def _sheet(op: Op, producers: Mapping[Value, Op], *, columns: bool) -> _Sheet | None:
     """What a reduction over the last axes, or a sum over the first (``columns``), reads as rows by columns."""
-    assert isinstance(op.attributes, ReduceAttributes)
     (x,) = op.operands
-    shape, axes = x.type.static_shape, op.attributes.axes
+    shape, axes = x.type.static_shape, op.expect(ReduceAttributes).axes
     if columns and (op.name != "reduce_sum" or op.result.type.dtype is not f32 or x.type.dtype is not f32):
         return None
     split = len(axes) if columns else x.type.rank - len(axes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fusec.ir.attributes import GatherAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -19,7 +18,6 @@ def sink_gathers(graph: Graph) -> Graph:
 @rule("gather_elements", "gather")
 def gather_before_map(r: Rewriter) -> Outcome:
     """gather(f(a, b), i) ⇒ f(gather(a, i), gather(b, i)), where few elements are picked"""
-    assert isinstance(r.op.attributes, GatherAttributes)
     source, index = r.operands
     made = r.producer(source)
     if made is None or made.definition.kind != "elementwise" or made.name == "copy" or not source.type.is_static:

@@ -83,10 +83,10 @@ def _summed_where(r: Rewriter, chain: list[Op], seen: Value) -> Value:
     total, *rest = chain
     for op in reversed(rest):
         seen = _before(r, op, seen)
-    assert isinstance(total.attributes, ReduceAttributes)
+    attributes = total.expect(ReduceAttributes)
     terms = total.operands[0]
-    seen = r.broadcast(r.keep(seen, terms, total.attributes.axes), terms.type.shape, hint="seen")
-    value = r.emit("reduce_sum", _where(r, seen, terms), attributes=total.attributes, hint="sum")
+    seen = r.broadcast(r.keep(seen, terms, attributes.axes), terms.type.shape, hint="seen")
+    value = r.emit("reduce_sum", _where(r, seen, terms), attributes=attributes, hint="sum")
     before = total.result
     for op in rest:
         operands = tuple(value if x == before else x for x in op.operands)

@@ -124,17 +124,16 @@ def _at_once(r: Rewriter) -> Outcome:
     inner = r.producer(r.operands[0], r.op.name)
     if inner is None or inner.attributes.__class__ is not ReduceAttributes:
         return None
-    parts = inner.operands[0]
+    parts, first = inner.operands[0], inner.expect(ReduceAttributes)
     made = r.producer(parts, r.op.name)
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    assert isinstance(inner.attributes, ReduceAttributes)
-    if made is None or r.op.attributes.dtype != inner.attributes.dtype or not parts.type.is_static:
+    attributes = r.op.expect(ReduceAttributes)
+    if made is None or attributes.dtype != first.dtype or not parts.type.is_static:
         return None
-    kept = [a for a in range(parts.type.rank) if a not in inner.attributes.axes]
-    axes = sorted((*inner.attributes.axes, *(kept[a] for a in r.op.attributes.axes)))
+    kept = [a for a in range(parts.type.rank) if a not in first.axes]
+    axes = sorted((*first.axes, *(kept[a] for a in attributes.axes)))
     if prod(parts.type.static_shape[a] for a in axes) > PART_ELEMENTS or r.op.result.type.most < FEWEST_COLUMNS:
         return None
-    return r.reduce(r.op.name, parts, axes, dtype=r.op.attributes.dtype)
+    return r.reduce(r.op.name, parts, axes, dtype=attributes.dtype)
 
 
 def attended(graph: Graph) -> set[str]:
@@ -148,8 +147,8 @@ def attended(graph: Graph) -> set[str]:
 def _side_by_side(r: Rewriter) -> Outcome:
     """Neighbouring positions of the axis before a few columns become columns, too."""
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    axes = r.op.attributes.axes
+    attributes = r.op.expect(ReduceAttributes)
+    axes = attributes.axes
     if not axes or not x.type.is_static or x.type.size < UNEVEN_ELEMENTS:
         return None
     shape, axis = x.type.static_shape, axes[-1]
@@ -160,7 +159,7 @@ def _side_by_side(r: Rewriter) -> Outcome:
     if parts * columns < FEWEST_COLUMNS:
         return None
     apart = r.reshape(x, (*shape[:axis], shape[axis] // parts, parts, *shape[axis + 1 :]), hint="apart")
-    partial = r.reduce(r.op.name, apart, axes, "partial", r.op.attributes.dtype)
+    partial = r.reduce(r.op.name, apart, axes, "partial", attributes.dtype)
     parts_axis = sum(a < axis for a in range(len(shape)) if a not in axes)
     return r.reduce(r.op.name, partial, [parts_axis], hint="of_parts")
 
@@ -198,8 +197,8 @@ def _split(graph: Graph, share: Sharing, *, doubles: bool = False) -> Graph:
 
 def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    axes = r.op.attributes.axes
+    attributes = r.op.expect(ReduceAttributes)
+    axes = attributes.axes
     if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
@@ -217,7 +216,7 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     even = [d for d in range(2, min(most, 8 * wish.parts) + 1) if n % d == 0 and 2 * d >= wanted]
     if not even and x.type.size < wish.uneven:
         return None
-    dtype = f64 if doubles and r.op.name == "reduce_sum" and x.type.dtype is f32 else r.op.attributes.dtype
+    dtype = f64 if doubles and r.op.name == "reduce_sum" and x.type.dtype is f32 else attributes.dtype
     parts = min(even, key=lambda d: abs(d - wanted), default=wanted)
     whole = n // parts * parts
     result = _of_parts(r, _cut(r, x, axis, 0, whole), axis, parts, dtype)
@@ -261,10 +260,10 @@ def _cut(r: Rewriter, x: Value, axis: int, start: int, stop: int) -> Value:
 
 def _of_parts(r: Rewriter, x: Value, axis: int, parts: int, dtype: DType | None) -> Value:
     """The reduction of ``x``, the axis taken apart: the parts first, then what they give."""
-    assert isinstance(r.op.attributes, ReduceAttributes)
+    attributes = r.op.expect(ReduceAttributes)
     shape = x.type.static_shape
     apart = r.reshape(x, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]), hint="apart")
-    inner = [a + (a >= axis) for a in r.op.attributes.axes]
+    inner = [a + (a >= axis) for a in attributes.axes]
     partial = r.reduce(r.op.name, apart, inner, "partial", dtype)
-    parts_axis = sum(a < axis for a in range(len(shape)) if a not in r.op.attributes.axes)
+    parts_axis = sum(a < axis for a in range(len(shape)) if a not in attributes.axes)
     return r.reduce(r.op.name, partial, [parts_axis], hint="of_parts")

@@ -139,9 +139,9 @@ def _text(lowered: LoweredGroup) -> str:
 
 def tuning_key(context: LoweringContext, *facts: object) -> str:
     """A digest of what a measured choice depends on: the group, its layouts and the machine, not its source lines."""
-    assert isinstance(context.op.attributes, FusedAttributes)
     layouts = [context.strides[v] for v in (*context.body.inputs, *context.body.outputs)]
     static = [v in context.static for v in context.body.inputs]
     body = context.body.with_ops([replace(op, location=None) for op in context.body.ops])
-    text = "\n".join((print_graph(body), repr(layouts), repr(static), context.op.attributes.kind, *map(str, facts)))
+    kind = context.op.expect(FusedAttributes).kind
+    text = "\n".join((print_graph(body), repr(layouts), repr(static), kind, *map(str, facts)))
     return hashlib.sha256(text.encode()).hexdigest()

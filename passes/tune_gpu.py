@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from fusec.config import logger
 from fusec.errors import LoweringError
-from fusec.ir.graph import FusedAttributes
 from fusec.passes.families.record import times_from
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
@@ -71,7 +70,6 @@ class GpuTuningSelector(GpuSelector):
 
     def _search(self, context: LoweringContext, alternatives: Sequence[Alternative]) -> Choice | None:
         assert self.measure is not None
-        assert isinstance(context.op.attributes, FusedAttributes)
         stop = time.monotonic() + SECONDS[self.effort]
         possible: list[Alternative] = []
         rejected: list[tuple[str, float | None, str]] = []

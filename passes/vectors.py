@@ -43,8 +43,7 @@ def _weights(graph: Graph) -> set[str]:
 
 
 def _sum_of_products(r: Rewriter, weights: set[str]) -> Outcome:
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = r.op.expect(DotAttributes)
     wide = compute_dtype(r.operands[0].type.dtype)
     if (
         not attributes.lhs_contract

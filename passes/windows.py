@@ -46,8 +46,7 @@ def open_windows(graph: Graph, *, blocked: bool = False) -> Graph:
 
 def _opened(r: Rewriter, blocked: bool) -> Outcome:
     (x,) = r.operands
-    attributes = r.op.attributes
-    assert isinstance(attributes, ReduceAttributes)
+    attributes = r.op.expect(ReduceAttributes)
     extents = [x.type.shape[a] for a in attributes.axes]
     if attributes.dtype is not None or not x.type.is_static or not extents:
         return None

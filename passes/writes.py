@@ -174,8 +174,7 @@ def _readers(graph: Graph, producers: Mapping[Value, Op], update: Op) -> Iterato
 
 def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -> bool:
     """Whether a kernel reads one of the values, other than such parts of the array as lie beside what is written."""
-    assert isinstance(kernel.attributes, FusedAttributes)
-    body = kernel.attributes.body
+    body = kernel.expect(FusedAttributes).body
     uses = body.uses()
     for outer, inner in zip(kernel.operands, body.inputs, strict=True):
         if outer in seen and not (outer in versions and all(_is_beside(op, update) for op in uses[inner])):
@@ -185,11 +184,11 @@ def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -
 
 def _reads_in_step(kernel: Op, update: Op) -> bool:
     """Whether a kernel that writes all of an array reads of it, for each element, that element alone."""
-    assert isinstance(kernel.attributes, FusedAttributes)
+    attributes = kernel.expect(FusedAttributes)
     base, value = update.operands[:2]
-    if kernel.attributes.kind != "map" or len(kernel.results) > 1 or base.type.shape != value.type.shape:
+    if attributes.kind != "map" or len(kernel.results) > 1 or base.type.shape != value.type.shape:
         return False
-    body = kernel.attributes.body
+    body = attributes.body
     read = {inner for outer, inner in zip(kernel.operands, body.inputs, strict=True) if outer is base}
     for op in body.ops:
         if read.isdisjoint(op.operands):
@@ -204,13 +203,11 @@ def _is_beside(op: Op, update: Op) -> bool:
     """Whether a view shows no element that the update writes."""
     if not isinstance(op.attributes, SliceAttributes):
         return False
-    assert isinstance(update.attributes, UpdateAttributes)
+    attributes = update.expect(UpdateAttributes)
     ends = zip(op.attributes.starts, op.attributes.stops, op.attributes.steps, strict=True)
-    written = zip(update.attributes.starts, update.operands[1].type.shape, strict=True)
+    written = zip(attributes.starts, update.operands[1].type.shape, strict=True)
     return any(
-        step > 0
-        and axis not in update.attributes.axes
-        and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
+        step > 0 and axis not in attributes.axes and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
         for axis, ((first, stop, step), (start, n)) in enumerate(zip(ends, written, strict=True))
     )
 
@@ -237,8 +234,8 @@ def _opening(written_in_place: Set[Value]) -> Rule:
             return base
         if value.type.shape == base.type.shape:
             return value
-        assert isinstance(r.op.attributes, UpdateAttributes)
-        boxes = list(enumerate(zip(r.op.attributes.starts, value.type.shape, base.type.shape, strict=True)))
+        starts = r.op.expect(UpdateAttributes).starts
+        boxes = list(enumerate(zip(starts, value.type.shape, base.type.shape, strict=True)))
         cut = [(axis, start, n, extent) for axis, (start, n, extent) in boxes if n != extent]
         tests = [test for box in cut for test in _tests(r, base.type, *box)]
         inside = tests[0]

@@ -34,9 +34,8 @@ def written_indices(op: Op) -> Iterator[WrittenIndex]:
     """The positions that a call writes to, of axes whose extents are known."""
     if not writes_at_indices(op):
         return
-    assert isinstance(op.attributes, ExternAttributes)
     shape = op.operands[0].type.shape
-    args, _ = parse_arguments(op.attributes.arguments)
+    args, _ = parse_arguments(op.expect(ExternAttributes).arguments)
     name = _name(op)
     if name == "index_put":
         found = [(axis, index, True) for axis, index in enumerate(args[1])]

@@ -68,8 +68,7 @@ class _Writer:
 
     def kernel(self, op: Op, namespace: str) -> None:
         """The ops of a kernel. Its body's inputs and outputs are the values around it."""
-        assert isinstance(op.attributes, FusedAttributes)
-        body = op.attributes.body
+        body = op.expect(FusedAttributes).body
         self.made.update({inner: self.made[outer] for inner, outer in zip(body.inputs, op.operands, strict=True)})
         for inner in body.ops:
             self.op(inner, namespace)

@@ -81,8 +81,8 @@ def _helper() -> Any:
 
 def _function(name: str, op: Op) -> Any:
     helper = _helper()
-    assert isinstance(op.attributes, FusedAttributes)
-    body = op.attributes.body
+    attributes = op.expect(FusedAttributes)
+    body = attributes.body
     made = helper.make_function(
         KERNELS,
         name,
@@ -93,7 +93,7 @@ def _function(name: str, op: Op) -> Any:
         doc_string=", ".join(source_of(op).values()),
         value_info=[_value(result, result.name) for inner in body.ops for result in inner.results],
     )
-    _set_properties(made, {"kind": op.attributes.kind})
+    _set_properties(made, {"kind": attributes.kind})
     return made
 
 

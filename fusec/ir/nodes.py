@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from fusec.ir.attributes import Attributes
 from fusec.ir.definition import OpDef
 from fusec.ir.types import Dim, TensorType
 from fusec.location import Location
+
+A = TypeVar("A", bound=Attributes)
 
 InputRole = Literal["argument", "parameter", "state", "static", "integer"]
 """argument: given at each call. parameter: an nn.Module's parameter or buffer, by reference.
@@ -54,6 +56,11 @@ class Op:
         """The only result; ValueError where there are several."""
         (only,) = self.results
         return only
+
+    def expect(self, record: type[A]) -> A:
+        """The attributes, of an op whose definition has this record."""
+        assert isinstance(self.attributes, record), f"{self.name} has {type(self.attributes).__name__}"
+        return self.attributes
 
     def __repr__(self) -> str:
         return f"<{', '.join(map(str, self.results))} = {self.name}({', '.join(map(str, self.operands))})>"

@@ -35,17 +35,17 @@ class CpuMeasure:
         self.target = target
 
     def __call__(self, op: Op, candidates: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
-        assert isinstance(op.attributes, FusedAttributes)
+        attributes = op.expect(FusedAttributes)
         stop = time.monotonic() + budget
-        data = _random_inputs(op.attributes.body)
-        wanted = _expected(op.attributes.body, data, candidates[0].kernel.flops)
+        data = _random_inputs(attributes.body)
+        wanted = _expected(attributes.body, data, candidates[0].kernel.flops)
         results: list[Measured] = []
         for candidate in candidates:
             if results and time.monotonic() > stop:
                 break
             try:
                 with tracing.span(f"measure {candidate.kernel.name}", "tune") as span:
-                    result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
+                    result, run = self._measure(attributes.body, candidate, data, wanted, stop)
                     span.note(seconds=result.seconds, reason=result.reason)
             except KeyboardInterrupt:
                 raise Stopped(results) from None

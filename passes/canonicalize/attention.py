@@ -24,8 +24,7 @@ def sdpa(r: Rewriter) -> Outcome:
     Heads that share keys become two axes ``[groups, heads a group]``, and the keys a broadcast view over the second.
     """
     q, k, v, *mask = r.operands
-    attributes = r.op.attributes
-    assert isinstance(attributes, SdpaAttributes)
+    attributes = r.op.expect(SdpaAttributes)
     head_size = q.type.shape[-1]
     if attributes.scale is None and not isinstance(head_size, int):
         return Reject(f"the default scale needs a fixed head size, and {q} has {head_size}")

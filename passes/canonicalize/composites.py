@@ -80,9 +80,8 @@ def softplus(r: Rewriter) -> Outcome:
 @rule("gelu")
 def gelu(r: Rewriter) -> Outcome:
     """gelu(x) ⇒ 0.5 x (1 + erf(x / √2)), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))"""
-    assert isinstance(r.op.attributes, GeluAttributes)
     x = upcast(r, r.operands[0])
-    if r.op.attributes.approximate == "none":
+    if r.op.expect(GeluAttributes).approximate == "none":
         curve = r.emit("erf", _binary(r, "mul", x, sqrt(0.5)))
     else:
         cube = r.emit("mul", r.emit("mul", x, x), x, hint="cube")
@@ -99,7 +98,7 @@ def softmax(r: Rewriter) -> Outcome:
     A row of only -inf gives NaN, as PyTorch's softmax does (-inf - -inf).
     """
     x = upcast(r, r.operands[0])
-    axis = _axis(r)
+    axis = r.op.expect(AxisAttributes).axis
     if x.type.shape[axis] == 0:
         return r.emit("copy", r.operands[0])
     weights, _ = softmax_of(r, x, axis)
@@ -118,17 +117,12 @@ def softmax_of(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
 def log_softmax(r: Rewriter) -> Outcome:
     """log_softmax(x) ⇒ d - log(sum(exp(d))), d = x - max(x)"""
     x = upcast(r, r.operands[0])
-    axis = _axis(r)
+    axis = r.op.expect(AxisAttributes).axis
     if x.type.shape[axis] == 0:
         return r.emit("copy", r.operands[0])
     shifted, _ = _shifted(r, x, axis)
     total = r.reduce("reduce_sum", r.emit("exp", shifted), [axis], hint="sum")
     return downcast(r, r.emit("sub", shifted, r.keep(r.emit("log", total), x, [axis])))
-
-
-def _axis(r: Rewriter) -> int:
-    assert isinstance(r.op.attributes, AxisAttributes)
-    return r.op.attributes.axis
 
 
 def _shifted(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
@@ -139,15 +133,14 @@ def _shifted(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
 @rule("mean")
 def mean(r: Rewriter) -> Outcome:
     """mean(x) ⇒ sum(x) / n"""
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    return downcast(r, _mean(r, upcast(r, r.operands[0]), r.op.attributes.axes))
+    return downcast(r, _mean(r, upcast(r, r.operands[0]), r.op.expect(ReduceAttributes).axes))
 
 
 @rule("var")
 def var(r: Rewriter) -> Outcome:
     """var(x) ⇒ sum(d²) / max(n - correction, 0), d = x - sum(x) / n"""
-    assert isinstance(r.op.attributes, VarAttributes)
-    axes, correction = r.op.attributes.axes, r.op.attributes.correction
+    attributes = r.op.expect(VarAttributes)
+    axes, correction = attributes.axes, attributes.correction
     x = upcast(r, r.operands[0])
     centred = _centred(r, x, axes)
     total = r.reduce("reduce_sum", r.emit("mul", centred, centred, hint="square"), axes, hint="sum")
@@ -158,8 +151,8 @@ def var(r: Rewriter) -> Outcome:
 def layer_norm(r: Rewriter) -> Outcome:
     """layer_norm(x, w, b) ⇒ d · rsqrt(mean(d²) + eps) · w + b, d = x - mean(x)"""
     x, *affine = (upcast(r, v) for v in r.operands)
-    centred = _centred(r, x, _norm(r).axes)
-    result = _normalised(r, centred, _norm(r))
+    centred = _centred(r, x, r.op.expect(NormAttributes).axes)
+    result = _normalised(r, centred, r.op.expect(NormAttributes))
     if affine:
         result = r.emit("mul", result, affine[0], hint="scaled")
     if affine[1:]:
@@ -171,13 +164,8 @@ def layer_norm(r: Rewriter) -> Outcome:
 def rms_norm(r: Rewriter) -> Outcome:
     """rms_norm(x, w) ⇒ x · rsqrt(mean(x²) + eps) · w"""
     x, *weight = (upcast(r, v) for v in r.operands)
-    result = _normalised(r, x, _norm(r))
+    result = _normalised(r, x, r.op.expect(NormAttributes))
     return downcast(r, r.emit("mul", result, weight[0], hint="scaled") if weight else result)
-
-
-def _norm(r: Rewriter) -> NormAttributes:
-    assert isinstance(r.op.attributes, NormAttributes)
-    return r.op.attributes
 
 
 def _normalised(r: Rewriter, x: Value, norm: NormAttributes) -> Value:

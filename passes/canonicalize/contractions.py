@@ -77,8 +77,7 @@ def _unbatched(r: Rewriter, lhs: Value, rhs: Value) -> Value:
 @rule("dot")
 def dot_of_permuted(r: Rewriter) -> Outcome:
     """dot(permute(a), permute(b)) ⇒ dot(a, b) with its axes renamed, where the free axes keep their order"""
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = r.op.expect(DotAttributes)
     lhs, rhs = r.operands
     left = _folded(r, lhs, attributes.lhs_batch, attributes.lhs_contract)
     if isinstance(left, tuple):
@@ -110,8 +109,7 @@ def _folded(
 @rule("dot")
 def dot_of_widened(r: Rewriter) -> Outcome:
     """dot(cast(a: i8, i32), cast(b: i8, i32)) ⇒ dot(a, b) {dtype=i32}"""
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = r.op.expect(DotAttributes)
     casts = [r.producer(v, "cast") for v in r.operands]
     if any(v.type.dtype is not i32 for v in (*r.operands, r.op.result)):
         return None

@@ -32,8 +32,7 @@ class _Term:
 @rule("einsum")
 def einsum(r: Rewriter) -> Outcome:
     """einsum("ab,bc->ac", x, y) ⇒ permute(dot(x, y)); letters in one operand alone are summed up before"""
-    assert isinstance(r.op.attributes, EinsumAttributes)
-    left, _, wanted = r.op.attributes.equation.partition("->")
+    left, _, wanted = r.op.expect(EinsumAttributes).equation.partition("->")
     letters = left.split(",")
     exact = len(letters) == 2 and not _lonely(letters, wanted)
     terms: list[_Term] = []

@@ -36,8 +36,8 @@ def concat_of_images(r: Rewriter) -> Outcome:
     order = _order(r, r.operands)
     if order is None or any(_image(r, v) is None for v in r.operands):
         return None
-    assert isinstance(r.op.attributes, ConcatAttributes)
-    joined = replace(r.op.attributes, axis=order[r.op.attributes.axis])
+    attributes = r.op.expect(ConcatAttributes)
+    joined = replace(attributes, axis=order[attributes.axis])
     return r.permute(r.emit("concat", *(_behind(r, v, order) for v in r.operands), attributes=joined), order)
 
 
@@ -48,9 +48,9 @@ def pad_of_image(r: Rewriter) -> Outcome:
     order = _order(r, (x,))
     if order is None:
         return None
-    assert isinstance(r.op.attributes, PadAttributes)
+    attributes = r.op.expect(PadAttributes)
     position = _inverse(order)
-    low, high = (tuple(given[k] for k in position) for given in (r.op.attributes.low, r.op.attributes.high))
+    low, high = (tuple(given[k] for k in position) for given in (attributes.low, attributes.high))
     return r.permute(r.emit("pad", _behind(r, x, order), fill, attributes=PadAttributes(low, high)), order)
 
 
@@ -60,8 +60,7 @@ def slice_of_image(r: Rewriter) -> Outcome:
     order = _order(r, r.operands)
     if order is None:
         return None
-    cut, position = r.op.attributes, _inverse(order)
-    assert isinstance(cut, SliceAttributes)
+    cut, position = r.op.expect(SliceAttributes), _inverse(order)
     starts, stops = (tuple(given[k] for k in position) for given in (cut.starts, cut.stops))
     moved = SliceAttributes(starts, stops, tuple(cut.steps[k] for k in position))
     taken = r.emit("slice", _behind(r, r.operands[0], order), attributes=moved)
@@ -74,8 +73,7 @@ def reduction_of_image(r: Rewriter) -> Outcome:
     order = _order(r, r.operands)
     if order is None:
         return None
-    attributes = r.op.attributes
-    assert isinstance(attributes, ReduceAttributes)
+    attributes = r.op.expect(ReduceAttributes)
     axes = tuple(sorted(order[a] for a in attributes.axes))
     made = r.emit(r.op.name, _behind(r, r.operands[0], order), attributes=replace(attributes, axes=axes))
     left = [k for k in range(len(order)) if k not in axes]
@@ -91,8 +89,7 @@ def _image(r: Rewriter, value: Value) -> tuple[int, ...] | None:
     view = r.producer(value, "permute")
     if view is None:
         return None
-    assert isinstance(view.attributes, PermuteAttributes)
-    rank, order = value.type.rank, view.attributes.permutation
+    rank, order = value.type.rank, view.expect(PermuteAttributes).permutation
     if rank < 3 or order != (0, rank - 1, *range(1, rank - 1)):
         return None
     return order if rank > 3 or _is_convolved(r, view.operands[0]) else None

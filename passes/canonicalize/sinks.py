@@ -19,7 +19,7 @@ FEW = 8
 def softmax_of_shifted(r: Rewriter) -> Outcome:
     """softmax(x - max(x)) ⇒ softmax(x), which subtracts the maximum itself"""
     (x,) = r.operands
-    assert isinstance(r.op.attributes, AxisAttributes)
+    attributes = r.op.expect(AxisAttributes)
     shifted = r.producer(x, "sub")
     if shifted is None or shifted.operands[0].type != x.type:
         return None
@@ -27,11 +27,11 @@ def softmax_of_shifted(r: Rewriter) -> Outcome:
     while (view := r.producer(maximum, "reshape", "broadcast")) is not None:
         maximum = view.operands[0]
     largest = r.producer(maximum, "reduce_max")
-    axis = r.op.attributes.axis
+    axis = attributes.axis
     if largest is None or largest.operands[0] is not inner or largest.attributes != ReduceAttributes((axis,)):
         return None
     of_row = tuple(1 if a == axis else n for a, n in enumerate(x.type.shape))
-    return r.emit("softmax", inner, attributes=r.op.attributes) if shifted.operands[1].type.shape == of_row else None
+    return r.emit("softmax", inner, attributes=attributes) if shifted.operands[1].type.shape == of_row else None
 
 
 @rule("softmax")
@@ -42,8 +42,7 @@ def softmax_beside_few(r: Rewriter) -> Outcome:
     """
     (whole,) = r.operands
     joined = r.producer(whole, "concat")
-    assert isinstance(r.op.attributes, AxisAttributes)
-    axis = r.op.attributes.axis
+    axis = r.op.expect(AxisAttributes).axis
     if joined is None or joined.attributes != ConcatAttributes(axis):
         return None
     extents = [v.type.shape[axis] for v in joined.operands]
@@ -77,12 +76,10 @@ def slice_of_concat(r: Rewriter) -> Outcome:
     """slice(concat(x, y)) ⇒ slice(x), where nothing of y is taken;  slice(cast(concat(x, y))) ⇒ cast(slice(x))"""
     cast = r.producer(r.operands[0], "cast")
     joined = r.producer(r.operands[0] if cast is None else cast.operands[0], "concat")
-    cut = r.op.attributes
-    assert isinstance(cut, SliceAttributes)
+    cut = r.op.expect(SliceAttributes)
     if joined is None or not r.op.result.type.is_static or not r.operands[0].type.is_static:
         return None
-    assert isinstance(joined.attributes, ConcatAttributes)
-    axis = joined.attributes.axis
+    axis = joined.expect(ConcatAttributes).axis
     count = r.op.result.type.static_shape[axis]
     begin, step = cut.starts[axis], cut.steps[axis]
     if count == 0 or not isinstance(begin, int):

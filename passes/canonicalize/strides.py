@@ -33,8 +33,7 @@ class _Axis:
 @rule("strided")
 def strided_is_views(r: Rewriter) -> Outcome:
     """strided(x) ⇒ permute(windows(slice(reshape(x)))), where the strides follow the axes of x"""
-    attributes = r.op.attributes
-    assert isinstance(attributes, StridedAttributes)
+    attributes = r.op.expect(StridedAttributes)
     (x,) = r.operands
     if 0 in attributes.shape:
         return None

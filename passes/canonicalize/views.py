@@ -54,10 +54,8 @@ def permute_of_permute(r: Rewriter) -> Outcome:
     inner = _inner(r, "permute")
     if inner is None:
         return None
-    assert isinstance(inner.attributes, PermuteAttributes)
-    assert isinstance(r.op.attributes, PermuteAttributes)
-    first = inner.attributes.permutation
-    return r.permute(inner.operands[0], [first[k] for k in r.op.attributes.permutation])
+    first = inner.expect(PermuteAttributes).permutation
+    return r.permute(inner.operands[0], [first[k] for k in r.op.expect(PermuteAttributes).permutation])
 
 
 @rule("reshape")
@@ -80,10 +78,8 @@ def slice_of_slice(r: Rewriter) -> Outcome:
     inner = _inner(r, "slice")
     if inner is None:
         return None
-    assert isinstance(inner.attributes, SliceAttributes)
-    assert isinstance(r.op.attributes, SliceAttributes)
     triples: list[tuple[Dim, Dim, int]] = []
-    a, b = inner.attributes, r.op.attributes
+    a, b = inner.expect(SliceAttributes), r.op.expect(SliceAttributes)
     for axis, count in enumerate(r.op.result.type.shape):
         step = a.steps[axis] * b.steps[axis]
         start = add(a.starts[axis], mul(b.starts[axis], a.steps[axis]))
@@ -105,10 +101,8 @@ def slice_of_windows(r: Rewriter) -> Outcome:
     inner = _inner(r, "windows")
     if inner is None or not r.operands[0].type.is_static:
         return None
-    assert isinstance(inner.attributes, WindowsAttributes)
-    assert isinstance(r.op.attributes, SliceAttributes)
-    windows, source = inner.attributes, inner.operands[0]
-    cut = r.op.attributes
+    windows, source = inner.expect(WindowsAttributes), inner.operands[0]
+    cut = r.op.expect(SliceAttributes)
     counts = r.op.result.type.static_shape
     whole = (cut.starts[-1], cut.stops[-1], cut.steps[-1]) == (0, windows.size, 1)
     if not whole or cut.steps[windows.axis] < 0 or counts[windows.axis] == 0:
@@ -212,8 +206,7 @@ def drop_copy(r: Rewriter) -> Outcome:
 @rule(*(f"reduce_{name}" for name in MONOIDS))
 def reduce_nothing(r: Rewriter) -> Outcome:
     """reduce_sum(x, no axes) ⇒ x"""
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    return None if r.op.attributes.axes else r.operands[0]
+    return None if r.op.expect(ReduceAttributes).axes else r.operands[0]
 
 
 @rule("concat", "pad")
@@ -227,11 +220,11 @@ def move_nothing(r: Rewriter) -> Outcome:
 @rule("concat")
 def concat_without_empty(r: Rewriter) -> Outcome:
     """concat(x, y: [0, n]) ⇒ concat(x)"""
-    assert isinstance(r.op.attributes, ConcatAttributes)
-    filled = [v for v in r.operands if v.type.shape[r.op.attributes.axis] != 0]
+    attributes = r.op.expect(ConcatAttributes)
+    filled = [v for v in r.operands if v.type.shape[attributes.axis] != 0]
     if not filled or len(filled) == len(r.operands):
         return None
-    return r.emit("concat", *filled, attributes=r.op.attributes)
+    return r.emit("concat", *filled, attributes=attributes)
 
 
 VIEW_RULES: tuple[Rule, ...] = (

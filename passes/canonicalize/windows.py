@@ -18,7 +18,7 @@ COPY_COST = 16
 @rule("windows")
 def windows_without_overlap(r: Rewriter) -> Outcome:
     """windows(x, size=n, step=n) ⇒ permute(reshape(x)): the axis is only split; so it is where there is one window"""
-    attributes = _windows(r.op)
+    attributes = r.op.expect(WindowsAttributes)
     (x,) = r.operands
     axis, size = attributes.axis, attributes.size
     count = r.op.result.type.shape[axis]
@@ -38,7 +38,7 @@ def windows_of_permute(r: Rewriter) -> Outcome:
     view = r.producer(r.operands[0], "permute")
     if view is None:
         return None
-    attributes, names = _windows(r.op), _permutation(view, view.result.type.rank)
+    attributes, names = r.op.expect(WindowsAttributes), _permutation(view, view.result.type.rank)
     inner = r.emit("windows", view.operands[0], attributes=replace(attributes, axis=names[attributes.axis]))
     return r.permute(inner, [*names, len(names)])
 
@@ -47,7 +47,7 @@ def windows_of_permute(r: Rewriter) -> Outcome:
 def windows_of_unit_axes(r: Rewriter) -> Outcome:
     """windows(reshape(x)) ⇒ reshape(windows(x)), where the reshape only adds or drops axes of extent 1"""
     view = r.producer(r.operands[0], "reshape")
-    attributes = _windows(r.op)
+    attributes = r.op.expect(WindowsAttributes)
     if view is None or not _moves_unit_axes(view) or view.result.type.shape[attributes.axis] == 1:
         return None
     (source,) = view.operands
@@ -88,8 +88,7 @@ def dot_of_broadcast(r: Rewriter) -> Outcome:
 
     They become free axes of ``b``, so that one matmul does for all of them.
     """
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = r.op.expect(DotAttributes)
     if not attributes.lhs_batch:
         return None
     for side in (0, 1):
@@ -157,15 +156,13 @@ def dot_of_windows(r: Rewriter) -> Outcome:
 def _permutation(view: Op | None, rank: int) -> tuple[int, ...]:
     if view is None:
         return tuple(range(rank))
-    assert isinstance(view.attributes, PermuteAttributes)
-    return view.attributes.permutation
+    return view.expect(PermuteAttributes).permutation
 
 
 def _matmul_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject | None:
     """The rewritten dot, where operand ``side`` is ``permute(made, names)``."""
-    attributes = r.op.attributes
-    assert isinstance(attributes, DotAttributes)
-    windows = _windows(made)
+    attributes = r.op.expect(DotAttributes)
+    windows = made.expect(WindowsAttributes)
     (source,) = made.operands
     batch = tuple(names[k] for k in (attributes.lhs_batch, attributes.rhs_batch)[side])
     contract = tuple(names[k] for k in (attributes.lhs_contract, attributes.rhs_contract)[side])
@@ -199,7 +196,7 @@ def _matmul_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...])
 
 def _loss(r: Rewriter, made: Op, contract: tuple[int, ...]) -> Reject | None:
     """Why multiplying the windows is no slower than multiplying what they show and copying, if so."""
-    windows = _windows(made)
+    windows = made.expect(WindowsAttributes)
     shape = made.result.type.shape
     extent, count = made.operands[0].type.shape[windows.axis], shape[windows.axis]
     depth = 1
@@ -218,11 +215,6 @@ def _loss(r: Rewriter, made: Op, contract: tuple[int, ...]) -> Reject | None:
         f"{count} windows of {windows.size} show {count * windows.size} of {extent} elements: "
         f"{saved} multiply-adds a row saved, {cost} worth of copying added"
     )
-
-
-def _windows(op: Op) -> WindowsAttributes:
-    assert isinstance(op.attributes, WindowsAttributes)
-    return op.attributes
 
 
 WINDOW_RULES: tuple[Rule, ...] = (

@@ -18,8 +18,8 @@ FAMILIES: tuple[Family, ...] = (ATTENTION, SCORES, GEMM, SCAN, ROW, MAP)
 
 def family_of(op: Op) -> Family:
     """The family that a fused op is of."""
-    assert isinstance(op.attributes, FusedAttributes)
-    found = next((family for family in FAMILIES if family.kind == op.attributes.kind), None)
+    attributes = op.expect(FusedAttributes)
+    found = next((family for family in FAMILIES if family.kind == attributes.kind), None)
     if found is None:
-        raise LoweringError(f"no family for {op.attributes.kind} groups")
+        raise LoweringError(f"no family for {attributes.kind} groups")
     return found

@@ -101,8 +101,7 @@ def rows_and_columns(ops: Iterable[Op], producers: Producers) -> tuple[list[Op],
 
 
 def _ends_rows(op: Op) -> bool:
-    assert isinstance(op.attributes, ReduceAttributes)
-    return op.operands[0].type.rank - 1 in op.attributes.axes
+    return op.operands[0].type.rank - 1 in op.expect(ReduceAttributes).axes
 
 
 def made_of(value: Value, producers: Producers) -> frozenset[Value]:

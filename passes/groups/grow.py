@@ -32,8 +32,7 @@ def seed(partition: Partition, group: Group, anchor: Op) -> None:
 
 def seed_reduction(partition: Partition, group: Group, anchor: Op) -> None:
     """Starts a row group from a reduction: its operand covers the domain."""
-    assert isinstance(anchor.attributes, ReduceAttributes)
-    group.reduced = anchor.attributes.axes
+    group.reduced = anchor.expect(ReduceAttributes).axes
     group.position[anchor.operands[0]] = group.identity
     _set_reduced_position(group, anchor)
     partition.add(group, [anchor])
@@ -128,8 +127,7 @@ def _consumer_position(group: Group, op: Op) -> Position | None:
     if kind == "elementwise":
         return elementwise_position(op, group)
     if kind == "reduce" and group.reduced is not None:
-        assert isinstance(op.attributes, ReduceAttributes)
-        whole = op.operands[0].type.shape == group.domain and op.attributes.axes == group.reduced
+        whole = op.operands[0].type.shape == group.domain and op.expect(ReduceAttributes).axes == group.reduced
         return group.identity if whole and group.position.get(op.operands[0]) == group.identity else None
     if kind == "scan" and op.attributes == group.scanned:
         at = group.position.get(op.operands[0])

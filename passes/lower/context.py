@@ -81,11 +81,10 @@ class LoweringContext:
     def __init__(
         self, op: Op, strides: Mapping[Value, Strides], name: str, static: frozenset[Value] = frozenset()
     ) -> None:
-        assert isinstance(op.attributes, FusedAttributes)
         self.op = op
         self.strides = strides
         self.static = static
-        self.body: Graph = op.attributes.body
+        self.body: Graph = op.expect(FusedAttributes).body
         self.name = name
         self.producers = self.body.producers()
         self._taken: set[str] = set()

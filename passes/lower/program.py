@@ -116,10 +116,10 @@ def _output_slots(a: _Assembly) -> tuple[int, ...]:
         if value not in shown:
             continue
         alias = shown[value]
-        assert isinstance(alias.attributes, AliasAttributes)
-        a.strides[alias.result] = shown_strides(graph, alias.attributes)
-        a.slot_of[alias.result] = base = _shown_slot(a, alias.attributes, found)
-        if alias.attributes.itself:
+        attributes = alias.expect(AliasAttributes)
+        a.strides[alias.result] = shown_strides(graph, attributes)
+        a.slot_of[alias.result] = base = _shown_slot(a, attributes, found)
+        if attributes.itself:
             found[k] = base
             continue
         view = strided_view(value, producers, a.strides)
@@ -188,8 +188,8 @@ def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
 
 
 def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
-    assert isinstance(op.attributes, FusedAttributes)
-    body = op.attributes.body
+    attributes = op.expect(FusedAttributes)
+    body = attributes.body
     for result in op.results:
         a.strides[result] = _layout(a, result, owned)
     layouts = {v: _strides(a, v) for v in (*op.operands, *op.results)}
@@ -203,7 +203,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         pieces = one_by_one(body).ops
         if sizes_of(body) and len(pieces) <= 1:
             raise _not_symbolic(op, str(error)) from None
-        a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
+        a.declined.append(Declined(f"{attributes.kind} kernel", str(error), op.location))
         if len(pieces) > 1:
             for piece in pieces:
                 _fused(a, piece, owned)
@@ -285,10 +285,9 @@ def _updated(a: _Assembly, op: Op) -> None:
 def _slot_of_update(a: _Assembly, value: Value) -> int:
     """The slot of a value that is written into an array: a view of that array's."""
     update = a.updates[value]
-    assert isinstance(update.attributes, UpdateAttributes)
     base = update.operands[0]
     offset: Dim = 0
-    for start, stride in zip(update.attributes.starts, a.strides[base], strict=True):
+    for start, stride in zip(update.expect(UpdateAttributes).starts, a.strides[base], strict=True):
         offset = add(offset, mul(start, stride))
     return _add(a, Slot(value.name, "view", value.type, a.strides[base], a.slot_of[base], offset))
 
@@ -394,8 +393,7 @@ def _given_by_library(a: _Assembly, results: tuple[Value, ...]) -> tuple[int, ..
 
 
 def _kernel_name(a: _Assembly, op: Op) -> str:
-    assert isinstance(op.attributes, FusedAttributes)
-    base = f"{op.attributes.kind}_{op.results[-1].name}"
+    base = f"{op.expect(FusedAttributes).kind}_{op.results[-1].name}"
     name = "".join(c if c.isalnum() else "_" for c in base)
     taken = {k.name for k in a.kernels}
     return name if name not in taken else f"{name}_{len(a.kernels)}"

@@ -51,10 +51,10 @@ class AttentionParts:
 
 def attention_parts(op: Op) -> AttentionParts:
     """The parts of a fused op's attention. LoweringError if it has none."""
-    assert isinstance(op.attributes, FusedAttributes)
-    g, producers = op.attributes.roles, op.attributes.body.producers()
+    attributes = op.expect(FusedAttributes)
+    g, producers = attributes.roles, attributes.body.producers()
     if not isinstance(g, AttentionGroup):
-        raise LoweringError(f"{op.attributes.body.name} does not hold an attention")
+        raise LoweringError(f"{attributes.body.name} does not hold an attention")
     dots = producers[g.product], producers[g.result]
     given = g.weights_side, g.sink, g.guarded, g.row_max, g.row_sum
     return AttentionParts(dots[0], g.scores, g.axis, g.normalized, dots[1], *given)

@@ -125,7 +125,6 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
     def no(reason: str) -> Declined:
         return Declined(RULE, reason, value_dot.location)
 
-    assert isinstance(value_dot.attributes, DotAttributes)
     weights = value_dot.operands[side]
     passed, normalized = _strip(partition, weights)
     divide = partition.producers.get(normalized)
@@ -134,7 +133,7 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
     softmax = _match_softmax(partition, divide)
     if softmax is None:
         return no("")
-    if len(value_dot.attributes.lhs_contract) != 1:
+    if len(value_dot.expect(DotAttributes).lhs_contract) != 1:
         return no("the second dot contracts more than one axis")
     if softmax.scores.type.shape[softmax.axis] == 1:
         return no("there is only one key")
@@ -230,10 +229,10 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
         return None
     if max_op.attributes != sum_op.attributes:
         return None
-    assert isinstance(sum_op.attributes, ReduceAttributes)
-    if len(sum_op.attributes.axes) != 1 or scores.type.shape != exponentials.type.shape:
+    attributes = sum_op.expect(ReduceAttributes)
+    if len(attributes.axes) != 1 or scores.type.shape != exponentials.type.shape:
         return None
-    (axis,) = sum_op.attributes.axes
+    (axis,) = attributes.axes
     shape = scores.type.shape
     if not (_is_of_own_row(partition, row_max, shape, axis) and _is_of_own_row(partition, row_sum, shape, axis)):
         return None

@@ -104,8 +104,7 @@ class _Bias:
 
 
 def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | None:
-    attributes = dot.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = dot.expect(DotAttributes)
     operands: list[Value] = []
     lhs = _matrix(context, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
     rhs = _matrix(context, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
@@ -190,8 +189,7 @@ def _vector(context: LoweringContext, value: Value, operands: list[Value]) -> Ma
 def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
     """matmul + vector, then the only thing that reads it rounds it to the operands' dtype."""
     uses = context.body.uses()
-    attributes = dot.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = dot.expect(DotAttributes)
     free = dot.operands[1].type.rank - len(attributes.rhs_contract) - len(attributes.rhs_batch)
     readers = uses[dot.result]
     if attributes.lhs_batch or free != 1 or len(readers) != 1 or dot.result in context.body.outputs:
@@ -221,14 +219,12 @@ def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
 
 
 def _has_bias(found: Found) -> bool:
-    attributes = found.call.attributes
-    assert isinstance(attributes, ExternAttributes)
+    attributes = found.call.expect(ExternAttributes)
     return json.loads(attributes.arguments)["bias"] is not None
 
 
 def _with_activation(body: Graph, found: Found, activation: str) -> Found:
-    attributes = found.call.attributes
-    assert isinstance(attributes, ExternAttributes)
+    attributes = found.call.expect(ExternAttributes)
     text = json.dumps({**json.loads(attributes.arguments), "activation": activation})
     (result,) = body.outputs
     call = replace(found.call, attributes=replace(attributes, arguments=text), results=(result,))
@@ -256,8 +252,7 @@ def _evaluate(ops: Sequence[Op], known: Mapping[Value, np.ndarray]) -> dict[Valu
     values = dict(known)
     for op in ops:
         if op.name == "constant":
-            assert isinstance(op.attributes, ConstantAttributes)
-            values[op.result] = np.asarray(op.attributes.value)
+            values[op.result] = np.asarray(op.expect(ConstantAttributes).value)
         elif op.name == "cast" and op.operands[0] in values and op.result.type.dtype.is_float:
             values[op.result] = values[op.operands[0]]
         elif op.definition.is_scalar and op.name != "cast" and all(v in values for v in op.operands):

@@ -126,8 +126,7 @@ def _image(context: LoweringContext, found: Convolution, operands: list[Value]) 
 
 def _weight(context: LoweringContext, found: Convolution, operands: list[Value]) -> Matrix | None:
     """``[columns, channels, taps...]``."""
-    value, attributes = found.dot.operands[1], found.dot.attributes
-    assert isinstance(attributes, DotAttributes)
+    value, attributes = found.dot.operands[1], found.dot.expect(DotAttributes)
     view = strided_view(value, context.producers, context.strides)
     if view is None or view.base not in context.body.inputs:
         return None

@@ -31,8 +31,7 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
             if not partition.would_cycle(group.ops, sibling):
                 seed(partition, group, sibling)
         grow_consumers(partition, group, log)
-        assert isinstance(op.attributes, DotAttributes)
-        if not op.attributes.lhs_batch and not blocked:
+        if not op.expect(DotAttributes).lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         if blocked:
             _take_padding(partition, group)
@@ -141,8 +140,8 @@ def _widens(op: Op) -> bool:
 
 def _siblings(partition: Partition, op: Op) -> list[Op]:
     """Later unowned dots with the same left operand, contraction and result shape, none with batch axes."""
-    assert isinstance(op.attributes, DotAttributes)
-    if op.attributes.lhs_batch:
+    attributes = op.expect(DotAttributes)
+    if attributes.lhs_batch:
         return []
     return [
         other
@@ -153,7 +152,7 @@ def _siblings(partition: Partition, op: Op) -> list[Op]:
         and other.operands[0] is op.operands[0]
         and other.operands[1] is not op.operands[0]
         and isinstance(other.attributes, DotAttributes)
-        and other.attributes.lhs_contract == op.attributes.lhs_contract
+        and other.attributes.lhs_contract == attributes.lhs_contract
         and not other.attributes.lhs_batch
         and other.result.type == op.result.type
     ]

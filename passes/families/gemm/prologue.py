@@ -90,8 +90,7 @@ def _row_axes(group: Group, value: Value) -> tuple[int, ...] | None:
         return None
     found: set[tuple[int, ...]] = set()
     for anchor in group.anchors:
-        attributes = anchor.attributes
-        assert isinstance(attributes, DotAttributes)
+        attributes = anchor.expect(DotAttributes)
         sides = ((attributes.lhs_contract, attributes.lhs_batch), (attributes.rhs_contract, attributes.rhs_batch))
         found |= {tuple(sorted(c)) for v, (c, b) in zip(anchor.operands, sides, strict=True) if v is value and not b}
     if len(found) != 1:
@@ -103,16 +102,14 @@ def _row_axes(group: Group, value: Value) -> tuple[int, ...] | None:
 def _is_of_row(op: Op, value: Value, row: tuple[int, ...] | None) -> bool:
     if row is None or op.name not in ("reduce_sum", "reduce_max", "reduce_min"):
         return False
-    assert isinstance(op.attributes, ReduceAttributes)
-    return op.operands[0].type.shape == value.type.shape and tuple(sorted(op.attributes.axes)) == row
+    return op.operands[0].type.shape == value.type.shape and tuple(sorted(op.expect(ReduceAttributes).axes)) == row
 
 
 def _times(group: Group, value: Value) -> int:
     """With how many elements of the other operands each of this one's is multiplied."""
     total = 0
     for anchor in group.anchors:
-        attributes = anchor.attributes
-        assert isinstance(attributes, DotAttributes)
+        attributes = anchor.expect(DotAttributes)
         for side in (0, 1):
             if anchor.operands[side] is value:
                 shape = anchor.operands[1 - side].type.shape

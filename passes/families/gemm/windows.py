@@ -108,8 +108,7 @@ def _step(step: int, extent: int) -> int:
 
 def _in_order(found: Convolution) -> bool:
     """Whether K goes through taps as the rows go through windows, and through all channels of each."""
-    attributes, shape = found.dot.attributes, found.dot.operands[0].type.shape
-    assert isinstance(attributes, DotAttributes)
+    attributes, shape = found.dot.expect(DotAttributes), found.dot.operands[0].type.shape
     wide = [n for n, a in enumerate(attributes.lhs_contract) if shape[a] != 1]
     tap_axes = [w.tap_axis for w in found.windowed if w.size != 1]
     assert found.channels is not None
@@ -165,8 +164,7 @@ def _steps_fit(found: Convolution, steps: tuple[int, ...]) -> bool:
 
 def _lies_along(context: LoweringContext, dot: Op) -> bool:
     """Whether the right operand's contracted axes are one in memory, elements side by side."""
-    attributes, value = dot.attributes, dot.operands[1]
-    assert isinstance(attributes, DotAttributes)
+    attributes, value = dot.expect(DotAttributes), dot.operands[1]
     view = strided_view(value, context.producers, context.strides)
     if view is None:  # what is computed is another's business
         return under_views(value, context.producers) not in context.body.inputs
@@ -177,8 +175,7 @@ def _lies_along(context: LoweringContext, dot: Op) -> bool:
 
 def _lies_apart(context: LoweringContext, dot: Op) -> bool:
     """Whether the right operand shows memory in which neither its columns nor what is contracted are side by side."""
-    attributes, value = dot.attributes, dot.operands[1]
-    assert isinstance(attributes, DotAttributes)
+    attributes, value = dot.expect(DotAttributes), dot.operands[1]
     whole = not attributes.rhs_batch and value.type.is_static and dot.operands[0].type.dtype.bits == 16
     if not whole or under_views(value, context.producers) not in context.body.inputs:
         return False
@@ -232,8 +229,7 @@ def _above(body: Graph, values: set[Value]) -> set[Op]:
 
 def weights_along(r: Rewriter) -> Outcome:
     """dot(x, w) ⇒ dot(x, copy(w)), the copy with its contracted axes last, in the dot's order"""
-    attributes, (image, weight) = r.op.attributes, r.operands
-    assert isinstance(attributes, DotAttributes)
+    attributes, (image, weight) = r.op.expect(DotAttributes), r.operands
     if r.producer(weight, "copy") is not None:
         return None
     laid, free = _contracted_last(r, weight, attributes)
@@ -245,8 +241,7 @@ def weights_along(r: Rewriter) -> Outcome:
 
 def channels_last(r: Rewriter, found: Convolution) -> Outcome:
     """dot(windows(pad(x)), w) ⇒ dot(windows(pad(copy(x))), copy(w))"""
-    attributes, weight = r.op.attributes, r.operands[1]
-    assert isinstance(attributes, DotAttributes)
+    attributes, weight = r.op.expect(DotAttributes), r.operands[1]
     if r.producer(weight, "copy") is not None:
         return None
     found = _channels_behind(r, found)
@@ -264,8 +259,7 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
     apart (or three, ...), and have as many rows or a multiple, two rows of x are the channels of one of y. No window
     gets a row beside it: its weights would be 0, but 0 times an infinity is NaN.
     """
-    attributes, weight = r.op.attributes, r.operands[1]
-    assert isinstance(attributes, DotAttributes)
+    attributes, weight = r.op.expect(DotAttributes), r.operands[1]
     if r.producer(weight, "copy") is not None:
         return None
     found = _channels_behind(r, found)
@@ -314,8 +308,7 @@ def _rows_together(r: Rewriter, x: Value, together: int) -> Value:
 
 def _rows_apart(r: Rewriter, found: Convolution) -> Outcome:
     """dot(windows(pad(x)), w) ⇒ dot(windows(pad(y)), copy(w)), y with each window's last axis among its channels"""
-    attributes, weight = r.op.attributes, r.operands[1]
-    assert isinstance(attributes, DotAttributes)
+    attributes, weight = r.op.expect(DotAttributes), r.operands[1]
     *outer, last = found.windowed
     shape, rank = found.image.type.static_shape, found.image.type.rank
     x = _windowed(r, found.image, [last])
@@ -339,8 +332,7 @@ def _contracted_last(r: Rewriter, weight: Value, attributes: DotAttributes) -> t
 
 def _product(r: Rewriter, x: Value, axes: Sequence[Windowed], weight: Value, free: int, groups: int = 1) -> Value:
     """The dot of an image's windows, in the order of the weights' axes from ``free`` on."""
-    attributes, rank = r.op.attributes, x.type.rank
-    assert isinstance(attributes, DotAttributes)
+    attributes, rank = r.op.expect(DotAttributes), x.type.rank
     seen, batch = _windowed(r, x, axes), tuple[int, ...]()
     if groups > 1:
         shape = seen.type.static_shape

@@ -83,8 +83,7 @@ def lower_row(context: LoweringContext, schedule: RowSchedule) -> LoweredGroup:
     """Each task takes some rows; each row is reduced and mapped phase by phase."""
     anchors = [op for op in context.body.ops if op.definition.kind == "reduce"]
     shape = anchors[0].operands[0].type.shape
-    assert isinstance(anchors[0].attributes, ReduceAttributes)
-    axes = anchors[0].attributes.axes
+    axes = anchors[0].expect(ReduceAttributes).axes
     group = row_group(context, anchors)
     retained_axes = tuple(a for a in range(len(shape)) if a not in axes)
     reduced_inner = reduced_is_innermost(context, anchors[0], shape, retained_axes)
@@ -111,8 +110,7 @@ def _is_short(context: LoweringContext, shape: tuple[Dim, ...], axes: tuple[int,
 
 def row_group(context: LoweringContext, anchors: list[Op]) -> Group:
     """The positions of a row group's values over the domain of its reductions."""
-    attributes = anchors[0].attributes
-    assert isinstance(attributes, ReduceAttributes)
+    attributes = anchors[0].expect(ReduceAttributes)
     shape, axes = anchors[0].operands[0].type.shape, attributes.axes
     group = Group("row", shape, reduced=axes)
     for op in anchors:

@@ -31,9 +31,8 @@ def _anchors(context: LoweringContext) -> list[Op]:
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[RowSchedule]:
     op = _anchors(context)[0]
-    assert isinstance(op.attributes, ReduceAttributes)
     shape = op.operands[0].type.shape
-    reduced = most(product(shape[a] for a in op.attributes.axes))
+    reduced = most(product(shape[a] for a in op.expect(ReduceAttributes).axes))
     rows = most(product(shape)) // max(reduced, 1)
     return [row_schedule(rows, reduced, machine.threads, machine.target)]
 
@@ -84,8 +83,7 @@ def _column_candidates(context: LoweringContext, machine: GpuMachine, parts: int
 def _row_length(context: LoweringContext) -> tuple[int, bool]:
     """Elements of a row, and whether neighbours in memory are of neighbouring rows."""
     op = _anchors(context)[0]
-    assert isinstance(op.attributes, ReduceAttributes)
-    shape, axes = op.operands[0].type.shape, op.attributes.axes
+    shape, axes = op.operands[0].type.shape, op.expect(ReduceAttributes).axes
     retained = tuple(a for a in range(len(shape)) if a not in axes)
     return most(product(shape[a] for a in axes)), not reduced_is_innermost(context, op, shape, retained)
 

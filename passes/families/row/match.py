@@ -34,7 +34,6 @@ def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
     for op in _anchors(partition, sums):
         if op in partition.owner:
             continue
-        assert isinstance(op.attributes, ReduceAttributes)
         group = Group("row", op.operands[0].type.shape)
         seed_reduction(partition, group, op)
         absorb_upstream(partition, group, op.operands[0], apart)
@@ -76,14 +75,14 @@ def _join_siblings(partition: Partition, group: Group) -> None:
     for op in partition.graph.ops:
         if op in partition.owner or op.definition.kind != "reduce":
             continue
-        assert isinstance(op.attributes, ReduceAttributes)
-        if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:
+        attributes = op.expect(ReduceAttributes)
+        if op.operands[0].type.shape != group.domain or attributes.axes != group.reduced:
             continue
         if op.operands[0] in read and group.position.get(op.operands[0], group.identity) == group.identity:
             if partition.would_cycle(group.ops, op):
                 continue
             group.position[op.operands[0]] = group.identity
-            retained = tuple(i for axis, i in enumerate(group.identity) if axis not in op.attributes.axes)
+            retained = tuple(i for axis, i in enumerate(group.identity) if axis not in attributes.axes)
             group.position[op.result] = retained
             group.anchors.append(op)
             partition.add(group, [op])

@@ -27,8 +27,7 @@ class Rows:
         self.context, self.schedule = context, schedule
         self.anchors, self.sums = rows_and_columns(context.body.ops, context.producers)
         shape = self.anchors[0].operands[0].type.shape
-        assert isinstance(self.anchors[0].attributes, ReduceAttributes)
-        axes = self.anchors[0].attributes.axes
+        axes = self.anchors[0].expect(ReduceAttributes).axes
         self.group = row_group(context, self.anchors)
         retained_axes = tuple(a for a in range(len(shape)) if a not in axes)
         retained = tuple(shape[a] for a in retained_axes)

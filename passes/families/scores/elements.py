@@ -41,10 +41,10 @@ class ScoresParts:
 
 def scores_parts(op: Op) -> ScoresParts:
     """The parts of a fused op's score space. LoweringError if it has none."""
-    assert isinstance(op.attributes, FusedAttributes)
-    roles, producers = op.attributes.roles, op.attributes.body.producers()
+    attributes = op.expect(FusedAttributes)
+    roles, producers = attributes.roles, attributes.body.producers()
     if not isinstance(roles, ScoresGroup):
-        raise LoweringError(f"{op.attributes.body.name} does not hold a score space")
+        raise LoweringError(f"{attributes.body.name} does not hold a score space")
     parts = (roles.products, roles.results, roles.sums)
     products, consumers, sums = (tuple(producers[v] for v in values) for values in parts)
     return ScoresParts(products, consumers, roles.sides, sums)
@@ -196,8 +196,7 @@ def _consumer(inliner: Inliner, frame: _Frame, op: Op, side: int) -> ScoreConsum
 
 
 def _sum(inliner: Inliner, frame: _Frame, op: Op) -> ScoreSum:
-    assert isinstance(op.attributes, ReduceAttributes)
-    (value,), (axis,) = op.operands, op.attributes.axes
+    (value,), (axis,) = op.operands, op.expect(ReduceAttributes).axes
     if (*op.result.type.shape, value.type.shape[axis]) != frame.extents:
         raise LoweringError(f"{op.result} does not lie along the rows of the scores")
     index = (*frame.point[:axis], frame.column, *frame.point[axis:])

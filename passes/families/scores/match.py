@@ -240,8 +240,7 @@ def _is_sum(op: Op) -> bool:
     """Whether an op adds up floats along one axis."""
     if op.name != "reduce_sum" or not op.result.type.dtype.is_float:
         return False
-    assert isinstance(op.attributes, ReduceAttributes)
-    return len(op.attributes.axes) == 1
+    return len(op.expect(ReduceAttributes).axes) == 1
 
 
 def _is_made_of(partition: Partition, value: Value, op: Op) -> bool:
