@@ -28,7 +28,7 @@ from fusec.report import predicted_seconds
 from fusec.runtime import staging
 from fusec.target.gpu import gpu_target
 
-from . import warps
+from . import mma_sync
 from .workloads.gpu import (
     add_rmsnorm,
     attention,
@@ -244,9 +244,9 @@ def attentions() -> list[Row]:
     return [*rows, Row(name, rates, "TFLOP/s", {"FlexAttention": 2.5}, limit, model)]
 
 
-def by_warps() -> list[Row]:
+def by_mma_sync() -> list[Row]:
     """Products and attention by the instructions that GPUs before Hopper have."""
-    return [Row(name, rates, unit, model=model) for name, rates, unit, model in warps.rows(device_times)]
+    return [Row(name, rates, unit, model=model) for name, rates, unit, model in mma_sync.rows(device_times)]
 
 
 def from_host() -> list[Row]:
@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of sections, separated by commas")
     options = parser.parse_args()
     rows = []
-    for section in (matmuls, attentions, singles, by_warps, pointwise, from_host, launches):
+    for section in (matmuls, attentions, singles, by_mma_sync, pointwise, from_host, launches):
         if options.only and section.__name__ not in options.only.split(","):
             continue
         made = section()

@@ -1,4 +1,4 @@
-"""Matmuls by warps' tensor core instructions: a plan for ``mma_gemm.cuh`` with the kernel's own epilogue in it."""
+"""Matmuls by mma.sync: a plan for ``mma_gemm.cuh`` with the kernel's own epilogue in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by warps' tensor core instructions: a plan for ``mma_attention.cuh`` with the kernel's own score in it."""
+"""Attention by mma.sync: a plan for ``mma_attention.cuh`` with the kernel's own score in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by warps' tensor core instructions, against the graph in float64. Skipped without a card that has them."""
+"""Products by mma.sync, against the graph in float64. Skipped without a card that has them."""
 
 from __future__ import annotations
 

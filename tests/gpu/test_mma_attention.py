@@ -1,4 +1,4 @@
-"""Attention by warps' tensor core instructions, against the same code in float64. Skipped without a card of sm_80."""
+"""Attention by mma.sync, against the same code in float64. Skipped without a card of sm_80."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Attention by warps' tensor core instructions (sm_80 and later): a block's warps do 32 queries each, or 16.
+// Attention by mma.sync (sm_80 and later): a block's warps do 32 queries each, or 16.
 //
 // A block of keys costs two matmuls, S = Q K^T and O += P V, with the softmax between them (Dao, FlashAttention-2, 2023).
 // S, P and O stay in registers, where a rounded S is the left operand of the second matmul. With one buffer, values are

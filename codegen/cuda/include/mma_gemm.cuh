@@ -1,4 +1,4 @@
-// A matmul by warps' tensor core instructions (sm_80 and later): steps along K are copied into shared memory
+// A matmul by mma.sync (sm_80 and later): steps along K are copied into shared memory
 // several ahead, warps read fragments of the next 32 bytes of K under the MMAs of the last.
 //
 // A kernel's own part is a struct `Plan`:

@@ -1,4 +1,4 @@
-"""Attention by warps' tensor core instructions: plain PyTorch code with its inputs' shapes, and a schedule."""
+"""Attention by mma.sync: plain PyTorch code with its inputs' shapes, and a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by warps' tensor core instructions: layouts, epilogues and tiles, each a graph and a schedule."""
+"""Products by mma.sync: layouts, epilogues and tiles, each a graph and a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by warps' tensor core instructions: what they say, and that they compile without a GPU."""
+"""Products by mma.sync: what they say, and that they compile without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by warps' tensor core instructions: that plain code becomes a plan, and that it compiles without a GPU."""
+"""Attention by mma.sync: that plain code becomes a plan, and that it compiles without a GPU."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OUTSIDE: dict[str, str] = {}
 
 
 @dataclass
-class ByWarps(GpuSelector):
+class MmaSync(GpuSelector):
     """Takes schedules for warps' instructions alone."""
 
     def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
@@ -39,7 +39,7 @@ class ByWarps(GpuSelector):
 
 BOTH = GpuSelector(H200, cuda=True)
 IN_CUDA = GpuSelector(H200, cuda=True, triton=False)
-BY_WARPS = ByWarps(H200, cuda=True)
+MMA_SYNC = MmaSync(H200, cuda=True)
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def cuda_works() -> dict[str, tuple[Any, list[tuple[tuple[int, ...], torch.dtype
             heads = [((b, h, n, d), half)] * 3
             amount = 4.0 * b * h * n * n * d * part
             found[f"attention D{d} {kind} B{b} H{h} N{n}"] = function, heads, amount, BOTH
-            by_warps = f"attention by warps, heads of {d}, {kind}"
+            by_mma_sync = f"attention by mma.sync, heads of {d}, {kind}"
             if n == 4096 and (d, kind) != (64, "full"):
-                found[by_warps] = function, heads, amount, BY_WARPS
+                found[by_mma_sync] = function, heads, amount, MMA_SYNC
     for name, n, function in (
         ("4096³", 4096, torch.matmul),
         ("4096³, x @ w.T", 4096, lambda x, w: x @ w.T),
@@ -111,7 +111,7 @@ def cuda_works() -> dict[str, tuple[Any, list[tuple[tuple[int, ...], torch.dtype
     linear: Any = torch.nn.functional.linear
     for name, k in (("4096³", 4096), ("4096×4096×4097", 4097)):
         operands = [((4096, k), half)] * 2
-        found[f"bf16 matmul by warps, {name}"] = linear, operands, 2.0 * 4096 * 4096 * k, BY_WARPS
+        found[f"bf16 matmul by mma.sync, {name}"] = linear, operands, 2.0 * 4096 * 4096 * k, MMA_SYNC
     shape = ((16384, 8192), half)
     row = ((8192,), half)
     size = 16384.0 * 8192

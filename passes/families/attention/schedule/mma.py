@@ -1,4 +1,4 @@
-"""Schedules of attention by warps' tensor core instructions (sm_80 and later), best first."""
+"""Schedules of attention by mma.sync (sm_80 and later), best first."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ _STEP = 0.04e-6
 """The least a step along K takes."""
 _SOLO = 0.82
 """The share of its rate that one block of four warps reaches alone on an SM."""
-_BY_WARPS = 0.8
+_MMA_SYNC = 0.8
 """The part of a share that is left where the fastest instructions are those of a warp: the shares are of Hopper's.
 Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, where ``mma_gemm.cuh`` has 503."""
 _COPIES = {16: 1.0, 8: 0.46, 4: 0.39, 2: 0.28, 1: 0.2}
@@ -414,8 +414,8 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
 def _tensor_rate(s: GpuGemmSchedule, target: GpuTarget) -> float:
     """Of the instructions that Triton's compiler takes for such a block, were its share 1. Few rows wait for what feeds
     the units, whichever those are."""
-    by_warps = target.backend == "cuda" and not target.has_faster_matmuls and min(s.m, s.n) >= _GROUP_ROWS
-    return target.rates.tensor * (_BY_WARPS if by_warps else 1.0)
+    by_mma_sync = target.backend == "cuda" and not target.has_faster_matmuls and min(s.m, s.n) >= _GROUP_ROWS
+    return target.rates.tensor * (_MMA_SYNC if by_mma_sync else 1.0)
 
 
 def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:

@@ -1,4 +1,4 @@
-"""Schedules of matmuls by warps' tensor core instructions (sm_80 and later), best predicted first."""
+"""Schedules of matmuls by mma.sync (sm_80 and later), best predicted first."""
 
 from __future__ import annotations
 

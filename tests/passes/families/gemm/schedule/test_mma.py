@@ -1,4 +1,4 @@
-"""Which schedules products by warps' tensor core instructions are given."""
+"""Which schedules products by mma.sync are given."""
 
 from __future__ import annotations
 

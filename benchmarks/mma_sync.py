@@ -1,4 +1,4 @@
-"""Products and attention by warps' tensor core instructions (mma.sync), as GPUs before Hopper have them.
+"""Products and attention by mma.sync, as GPUs before Hopper have them.
 
 Triton's kernels are compiled for sm_80 and their PTX is assembled for the GPU at hand, so that both run the same
 instructions on the same GPU; of Triton's first schedules the fastest is shown. ``python -m benchmarks.cuda`` has the
@@ -41,7 +41,7 @@ Row = tuple[str, dict[str, float], str, float]
 _TRIED = 10
 
 
-class ByWarps(GpuSelector):
+class MmaSync(GpuSelector):
     """Takes schedules for warps' instructions alone."""
 
     def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
@@ -59,10 +59,10 @@ class Nth(GpuSelector):
         return super().candidates(context)[self.number :]
 
 
-def by_warps(function: Callable[..., Any], *arguments: Any) -> Executable:
+def by_mma_sync(function: Callable[..., Any], *arguments: Any) -> Executable:
     graph = fusec.trace(function, *arguments)
     card = gpu_target("cuda:0")
-    program = lower(graph, "cuda:0", selector=ByWarps(card, cuda=True)).program
+    program = lower(graph, "cuda:0", selector=MmaSync(card, cuda=True)).program
     return Executable(program, compile_cuda(program.kernels, card), "torch")
 
 
@@ -113,7 +113,7 @@ def rows(times: Times) -> list[Row]:
 def matmul(name: str, n: int, k: int, times: Times) -> Row:
     x, w = (torch.randn(n, k, device="cuda").to(torch.bfloat16) for _ in range(2))
     function: Callable[..., Any] = torch.nn.functional.linear
-    fast = by_warps(function, x, w)
+    fast = by_mma_sync(function, x, w)
     calls: dict[str, Call] = {
         "cuBLAS (Hopper's instructions)": lambda: function(x, w),
         "Triton for sm_80": best_of_triton(function, (x, w), times),
@@ -121,7 +121,7 @@ def matmul(name: str, n: int, k: int, times: Times) -> Row:
     }
     found = times(calls)
     rates = {peer: 2e-12 * n * n * k / t for peer, t in found.items()}
-    return f"bf16 matmul by warps, {name}", rates, "TFLOP/s", predicted_seconds(fast.program) / found["fusec"]
+    return f"bf16 matmul by mma.sync, {name}", rates, "TFLOP/s", predicted_seconds(fast.program) / found["fusec"]
 
 
 def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:
@@ -138,7 +138,7 @@ def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    fast = by_warps(plain, q, k, v)
+    fast = by_mma_sync(plain, q, k, v)
     calls: dict[str, Call] = {
         "FlashAttention-2": flash,
         "Triton for sm_80": best_of_triton(plain, (q, k, v), times),
@@ -147,4 +147,4 @@ def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:
     flops = 4e-12 * 4 * heads * 4096**2 * depth * (0.5 if causal else 1.0)
     found = times(calls)
     rates, model = {peer: flops / t for peer, t in found.items()}, predicted_seconds(fast.program) / found["fusec"]
-    return f"attention by warps, heads of {depth}, {'causal' if causal else 'full'}", rates, "TFLOP/s", model
+    return f"attention by mma.sync, heads of {depth}, {'causal' if causal else 'full'}", rates, "TFLOP/s", model
