@@ -3,10 +3,11 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes
 from fusec.ir.indexing import most
+from fusec.ir.interval import closed
 from fusec.ir.nodes import Op
 from fusec.ir.types import f32, f64
 
@@ -38,30 +39,16 @@ def _range(op: Op, of: Sequence[Interval]) -> Interval | None:
             return None if isinstance(value, complex) or value != value else (float(value), float(value))
         case "iota":
             return 0.0, float(max(most(op.result.type.shape[op.expect(IotaAttributes).axis]) - 1, 0))
-        case "add":
-            return of[0][0] + of[1][0], of[0][1] + of[1][1]
-        case "sub":
-            return of[0][0] - of[1][1], of[0][1] - of[1][0]
-        case "mul":
-            return _ends(a * b for a in of[0] for b in of[1])
         case "div" if of[1][0] > 0 or of[1][1] < 0:
-            return _ends(a / b for a in of[0] for b in of[1])
-        case "neg":
-            return -of[0][1], -of[0][0]
-        case "maximum":
-            return max(of[0][0], of[1][0]), max(of[0][1], of[1][1])
-        case "minimum":
-            return min(of[0][0], of[1][0]), min(of[0][1], of[1][1])
+            ends = [a / b for a in of[0] for b in of[1]]
+            return min(ends), max(ends)
         case "floor":
             return of[0][0] - 1, of[0][1]
         case "ceil":
             return of[0][0], of[0][1] + 1
         case "cast" | "copy" if of:
             return of[0]
-        case _:
-            return of[0] if op.definition.kind == "view" and len(of) == 1 else None
-
-
-def _ends(numbers: Iterable[float]) -> Interval:
-    found = list(numbers)
-    return min(found), max(found)
+        case _ if op.definition.kind == "view":
+            return of[0] if len(of) == 1 else None
+        case name:
+            return closed(name, of)

@@ -10,7 +10,8 @@ import numpy as np
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes, Scalar
 from fusec.ir.graph import Graph
 from fusec.ir.index import bounds, sub
-from fusec.ir.interval import Range
+from fusec.ir.interval import Range, extremum, scaled_sum
+from fusec.ir.monoid import highest, lowest
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, TensorType, bool_
@@ -125,7 +126,7 @@ def comparison_by_range(r: Rewriter) -> Outcome:
 
 
 def _decide(name: str, left: Range, right: Range) -> bool | None:
-    least, most = _difference(left, right)
+    least, most = _combine("sub", left, right)
     below, above = most is not None and most < 0, least is not None and least > 0
     at_most, at_least = most is not None and most <= 0, least is not None and least >= 0
     holds, fails = {
@@ -137,11 +138,6 @@ def _decide(name: str, left: Range, right: Range) -> bool | None:
         "ne": (below or above, least == most == 0),
     }[name]
     return True if holds else False if fails else None
-
-
-def _difference(left: Range, right: Range) -> Range:
-    (a, b), (c, d) = left, right
-    return (None if a is None or d is None else a - d), (None if b is None or c is None else b - c)
 
 
 def integer_range(r: Rewriter, value: Value) -> Range:
@@ -167,26 +163,15 @@ def integer_range(r: Rewriter, value: Value) -> Range:
 
 
 def _combine(name: str, left: Range, right: Range) -> Range:
-    if name == "sub":
-        return _difference(left, right)
-    (a, b), (c, d) = left, right
-    if a is None or b is None or c is None or d is None:
-        return None, None
-    match name:
-        case "minimum":
-            return min(a, c), min(b, d)
-        case "maximum":
-            return max(a, c), max(b, d)
-        case _:
-            return a + c, b + d
+    if name in ("add", "sub"):
+        return scaled_sum(0, [(left, 1), (right, 1 if name == "add" else -1)])
+    return extremum(left, right, largest=name == "maximum")
 
 
 def _within(dtype: DType, found: Range) -> Range:
     """The range, unless it passes the dtype's own: then the value may have wrapped around."""
     least, most = found
-    lowest = 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
-    highest = (1 << (dtype.bits - (dtype.kind != "uint"))) - 1
-    if least is None or most is None or least < lowest or most > highest:
+    if least is None or most is None or least < lowest(dtype).real or most > highest(dtype).real:
         return None, None
     return found
 

@@ -17,6 +17,8 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Graph
 from fusec.ir.indexing import most
+from fusec.ir.interval import closed
+from fusec.ir.monoid import highest, lowest
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import is_lookup
@@ -189,23 +191,10 @@ class _Facts:
                 return 0, max(most(op.result.type.shape[op.expect(IotaAttributes).axis]) - 1, 0)
             case "argmax" | "argmin":
                 return 0, max(most(op.operands[0].type.shape[op.expect(ArgReduceAttributes).axis]) - 1, 0)
-            case "add":
-                return of[0][0] + of[1][0], of[0][1] + of[1][1]
-            case "sub":
-                return of[0][0] - of[1][1], of[0][1] - of[1][0]
-            case "mul":
-                ends = [a * b for a in of[0] for b in of[1]]
-                return min(ends), max(ends)
-            case "neg":
-                return -of[0][1], -of[0][0]
             case "remainder" if of[1][0] > 0:
                 return 0, of[1][1] - 1
             case "floordiv" if of[1][0] > 0 and of[0][0] >= 0:
                 return of[0][0] // of[1][1], of[0][1] // of[1][0]
-            case "minimum":
-                return min(of[0][0], of[1][0]), min(of[0][1], of[1][1])
-            case "maximum":
-                return max(of[0][0], of[1][0]), max(of[0][1], of[1][1])
             case "select":
                 return min(of[1][0], of[2][0]), max(of[1][1], of[2][1])
             case "concat":
@@ -217,8 +206,10 @@ class _Facts:
                 return trunc(low), trunc(high)
             case "cast" | "copy" | "reduce_max" | "reduce_min" | "gather" | "gather_elements" if of:
                 return of[0]
-            case _:
-                return of[0] if op.definition.kind == "view" else None
+            case _ if op.definition.kind == "view":
+                return of[0]
+            case name:
+                return closed(name, of)
 
     def checks(self, value: Value, low: int, high: int) -> list[Check]:
         """What must hold of values in memory for every element of ``value`` to lie in ``[low, high]``."""
@@ -280,11 +271,7 @@ def _widens(op: Op) -> bool:
 
 
 def _of_dtype(dtype: DType) -> Range:
-    if dtype == bool_:
-        return 0, 1
-    if dtype.kind == "uint":
-        return 0, (1 << dtype.bits) - 1
-    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return int(lowest(dtype).real), int(highest(dtype).real)
 
 
 def _within(dtype: DType, found: Range | None) -> Range:

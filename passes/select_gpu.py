@@ -108,7 +108,7 @@ class GpuSelector:
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""
         kernel, rates, body = lowered.kernel, self.target.rates, op.expect(FusedAttributes).body
-        half = any(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in body.inputs)
+        half = any(v.type.dtype.is_half for v in body.inputs)
         has_dot = any(o.name == "dot" for o in body.ops)
         flops = (1 - (lowered.skipped or 0.0)) * kernel.flops
         moved = bytes_read(body) + sum(v.type.most_bytes for v in body.outputs)

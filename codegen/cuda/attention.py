@@ -83,7 +83,7 @@ class _Emitter(AttentionPlan):
         found: list[Moved | None] = []
         for s in self.stores:
             load = Load(s.target, s.index)
-            half = s.target.dtype.is_float and s.target.dtype.bits == 16
+            half = s.target.dtype.is_half
             fetch = fetch_of(load, (self.m, self.n)) if half and not any(found) else None
             if fetch is None or fetch.transposed:
                 found.append(None)

@@ -425,7 +425,7 @@ class BlockEmitter:
 
         def read(load: Load) -> str:
             text = self.read(load, point, load in choices, scalars)
-            half = load.dtype.is_float and load.dtype.bits < 32
+            half = load.dtype.is_half
             return f"float({text})" if half else text
 
         scalars = Scalars(self.style, self.names, read, self.index, self.writer.line, [value])

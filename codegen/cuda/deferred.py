@@ -27,7 +27,7 @@ def deferred_epilogue(stores: Sequence[Store], accumulators: Collection[Buffer])
     rest = []
     for store in stores:
         value = cut.rest_of(store.value)
-        if value is None and _is_half(store.target.dtype.is_float, store.target.dtype.bits):
+        if value is None and store.target.dtype.is_half:
             value = cut.put(Apply("cast", (store.value,), store.target.dtype))
         if value is None:
             return None
@@ -35,10 +35,6 @@ def deferred_epilogue(stores: Sequence[Store], accumulators: Collection[Buffer])
     if not 0 < len(cut.values) <= len(accumulators):
         return None
     return DeferredEpilogue(tuple(cut.values.values()), tuple(load.buffer for load in cut.loads.values()), tuple(rest))
-
-
-def _is_half(is_float: bool, bits: int) -> bool:
-    return is_float and bits == 16
 
 
 class _Cut:
@@ -81,7 +77,7 @@ class _Cut:
 
     def _rounds(self, e: ScalarExpr) -> bool:
         """A rounding, or one that may be left out: a ``copy`` where a library's call would round (``inline.py``)."""
-        return isinstance(e, Apply) and e.op in ("cast", "copy") and _is_half(e.dtype.is_float, e.dtype.bits)
+        return isinstance(e, Apply) and e.op in ("cast", "copy") and e.dtype.is_half
 
     def _is_stored(self, e: Apply) -> bool:
         """Whether it is rounded here and what it is made of can't be cut before."""

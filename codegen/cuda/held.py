@@ -90,7 +90,7 @@ def _is_worth_it(e: ScalarExpr, domain: tuple[Iter, ...]) -> bool:
         case Load():
             return e.buffer.space == "parameter" and not e.gathers and domain[-1].var in e.symbols
         case Apply():
-            half = e.dtype.is_float and e.dtype.bits < 32
+            half = e.dtype.is_half
             return not half and e.op in OPS and OPS[e.op].flops >= DEAR
         case _:
             return False

@@ -137,7 +137,7 @@ class _Emitter(PlanWriter):
 
     def _in_boxes(self, load: Load) -> Moved | None:
         """A map of 64 by 64 places of 16 bits; None where TMA moves none."""
-        fetch = fetch_of(load, (self.m, self.n)) if load.dtype.bits == 16 and load.dtype.is_float else None
+        fetch = fetch_of(load, (self.m, self.n)) if load.dtype.is_half else None
         if fetch is None or fetch.transposed:
             return None
         box: tuple[int, ...] = (BOX, BOX)

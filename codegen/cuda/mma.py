@@ -140,7 +140,7 @@ class _Emitter(PlanWriter):
         flat = offset_of(load.buffer, load.index)
         where = bare(self._index(flat)) if flat is not None else scalars.gathered(load)
         text = f"{self.buffers[load.buffer]}[{where}]"
-        return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
+        return f"float({text})" if load.dtype.is_half else text
 
     def _index(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""

@@ -117,7 +117,7 @@ class _Emitter(AttentionPlan):
     def _leaves_in_eights(self) -> Store | None:
         """The first result of 16 bits of which eight neighbours of a row are 16 bytes at a multiple of that."""
         for s in self.stores if self.vectors else ():
-            flat = offset_of(s.target, s.index) if s.target.dtype.is_float and s.target.dtype.bits == 16 else None
+            flat = offset_of(s.target, s.index) if s.target.dtype.is_half else None
             step = step_of(flat, self.n.var, _EIGHT) if flat is not None else None
             if step is not None and step.along == 1 and step.multiple % _EIGHT == 0:
                 return s

@@ -206,7 +206,7 @@ class PlanWriter:
             if load.buffer.space != "parameter" or flat is None:
                 raise LoweringError(f"{load.buffer} read at loaded subscripts")
             text = (known or {}).get(load) or f"{self.buffers[load.buffer]}[{bare(index(flat))}]"
-            return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
+            return f"float({text})" if load.dtype.is_half else text
 
         return read
 
@@ -347,13 +347,13 @@ def _argument(value: ScalarExpr) -> ScalarExpr:
 
 
 def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:
-    half = target.dtype.is_float and target.dtype.bits < 32
+    half = target.dtype.is_half
     return f"float({bare(text)})" if half and not value.dtype.is_float else text
 
 
 def _stored(value: str, source: DType, target: DType) -> str:
     """A computed value in the type of memory."""
-    if target.is_float and target.bits < 32:
+    if target.is_half:
         return f"{target.name}({bare(value)})"
     if target.name == "bool" and source.name != "bool":
         return f"({value} != {literal(0, source)})"

@@ -138,10 +138,10 @@ class Scalars:
             return text
         if dtype.name == "bool":
             return f"({text} != {literal(0, source)})"
-        if dtype.is_float and dtype.bits < 32:
+        if dtype.is_half:
             inner = bare(text) if source.is_float else f"float({bare(text)})"
             return f"float({dtype.name}({inner}))"
-        if source.is_float and source.bits < 32 and dtype.name == "f32":
+        if source.is_half and dtype.name == "f32":
             return text
         return f"{register_type(dtype)}({bare(text)})"
 
@@ -196,7 +196,7 @@ def bare(text: str) -> str:
 
 def stored(value: str, source: DType, target: DType) -> str:
     """A computed value of ``source`` in the type of memory of ``target``."""
-    if target.is_float and target.bits < 32:
+    if target.is_half:
         inner = bare(value) if source.is_float else f"float({bare(value)})"
         return f"{target.name}({inner})"
     if target.name == "bool" and source.name != "bool":

@@ -138,7 +138,7 @@ def memory_type(dtype: DType) -> str:
 
 def register_type(dtype: DType) -> str:
     """The type of a value that is computed with: half types are floats."""
-    return "float" if dtype.is_float and dtype.bits < 32 else TYPES[dtype.name]
+    return "float" if dtype.is_half else TYPES[dtype.name]
 
 
 def literal(value: complex, dtype: DType) -> str:

@@ -211,7 +211,7 @@ class _Emitter:
             if load.buffer.space != "parameter":
                 raise LoweringError(f"tile {load.buffer} in a matmul's epilogue")
             found = read.get(load) or self._subscripted(load, lane, scalars)
-            return f"float({found})" if load.dtype.is_float and load.dtype.bits < 32 else found
+            return f"float({found})" if load.dtype.is_half else found
 
         scalars = Scalars(self.style, self.names, text, lambda e: self._index(e, lane), self.writer.line, roots)
         return scalars

@@ -381,7 +381,7 @@ class _Emitter(Scalars):
         self._forget(carry)
 
     def _dot(self, s: Dot) -> None:
-        half = [x.dtype for x in (s.a, s.b) if x.dtype.is_float and x.dtype.bits < 32]
+        half = [x.dtype for x in (s.a, s.b) if x.dtype.is_half]
         exact = not half and not s.tf32
         a = self._operand(s.a, (s.m, s.k), half, exact)
         b = self._operand(s.b, (s.k, s.n), half, exact)

@@ -85,7 +85,7 @@ class Scalars(Text):
 
     def _widened(self, load: Load, text: str) -> str:
         """What was loaded, halves in f32."""
-        if load.buffer.space == "parameter" and load.dtype.is_float and load.dtype.bits < 32:
+        if load.buffer.space == "parameter" and load.dtype.is_half:
             pairs = load.dtype.name == "bf16" and self.kernel.traits.pairs and self._is_block(load)
             return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
         return text
@@ -127,7 +127,7 @@ class Scalars(Text):
         text = f"({argument}).to({type_name(e.dtype)})"
         if isinstance(e.args[0], IndexValue):
             text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter
-        half = e.dtype.is_float and e.dtype.bits < 32
+        half = e.dtype.is_half
         source = e.args[0].dtype
         if half and not source.is_float:  # eight bits are exact in any float type; others are rounded twice, as eager's
             wide = f"({argument}).to(tl.float32)"
@@ -162,7 +162,7 @@ class Scalars(Text):
         """The text as a tensor of the expression's own type, which numbers and loop variables are not."""
         if not isinstance(e, Const | IndexValue):
             return text
-        half = e.dtype.is_float and e.dtype.bits < 32
+        half = e.dtype.is_half
         return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
 
     def pointer(self, buffer: Buffer, index: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from math import prod
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, EinsumAttributes, Scalar
 from fusec.ir.nodes import Value
-from fusec.ir.types import f32, i32
+from fusec.ir.types import i32
 
 Lowering = Callable[..., Value]
 
@@ -100,15 +100,13 @@ def _bilinear(e: Emitter, input1: Value, input2: Value, weight: Value, bias: Val
     if 0 in (*batch, first, second, outputs) or not e.out.dtype.is_float:
         raise Declined("of empty tensors or of integers")
     dtype = e.out.dtype
-    wide = f32 if dtype.bits <= 16 else dtype
+    wide = dtype.accumulator
     rows = [e.reshape(e.cast(v, wide), (prod(batch), v.type.static_shape[-1])) for v in (input1, input2)]
     equation = EinsumAttributes("bi,kij->bkj")
     partial = e.emit("einsum", rows[0], e.cast(weight, wide), attributes=equation)
     products = e.emit("mul", partial, e.reshape(rows[1], (prod(batch), 1, second)))
     total = e.reshape(e.reduce("reduce_sum", products, (2,)), (*batch, outputs))
-    if bias is not None:
-        total = e.emit("add", total, e.cast(bias, wide))
-    return e.rounded(total, dtype)
+    return e.with_bias(total, bias, dtype)
 
 
 CONTRACTIONS: dict[str, Lowering] = {

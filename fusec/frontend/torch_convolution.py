@@ -38,7 +38,7 @@ def _convolution(
     if not e.out.dtype.is_float or 0 in (*extents(input), *extents(weight), *e.out.static_shape):
         raise Declined("of integers or of empty tensors", final=True)
     rank = input.type.rank
-    wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
+    wide = e.out.dtype.accumulator
     on_cpu = e.is_on_cpu(input.type)
     steps, apart = _each(stride, rank - 2), _each(dilation, rank - 2)
     given = input.type.dtype, extents(input)[1], extents(weight), groups, transposed
@@ -60,15 +60,13 @@ def _convolution(
         )
     seen = windowed(e, e.channels_last(input), extents(weight)[2:], stride, padding, dilation)
     if groups > 1 and extents(weight)[1] == 1:
-        return _depthwise(e, seen, weight, bias, wide)
-    if groups > 1:
-        return _in_groups(e, seen, weight, bias, groups, wide)
-    steps = _tap_axes(seen, rank)
-    attributes = DotAttributes((*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide)
-    total = e.emit("dot", seen, weight, attributes=attributes)
-    if bias is not None:
-        total = e.emit("add", total, e.cast(bias, wide))
-    return e.channels_first(e.rounded(total, e.out.dtype))
+        total = _depthwise(e, seen, weight, wide)
+    elif groups > 1:
+        total = _in_groups(e, seen, weight, groups, wide)
+    else:
+        steps = _tap_axes(seen, rank)
+        total = e.dot_in(seen, weight, DotAttributes((*steps, rank - 1), (*range(2, rank), 1)), wide)
+    return e.channels_first(e.with_bias(total, bias, e.out.dtype))
 
 
 def _called(
@@ -88,41 +86,30 @@ def _called(
         bias = None
     made = e.emit("extern", *given, attributes=ExternAttributes(CONVOLUTION, text, (e.out.with_shape(shape),), reason))
     if bias is not None:
-        wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
-        made = e.rounded(e.emit("add", e.cast(made, wide), e.cast(bias, wide)), e.out.dtype)
+        made = e.with_bias(e.cast(made, e.out.dtype.accumulator), bias, e.out.dtype)
     return e.channels_first(made)
 
 
-def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide: DType) -> Value:
+def _depthwise(e: Emitter, seen: Value, weight: Value, wide: DType) -> Value:
     """Each channel by itself, one or several results of it: ``result[n, o..., c, m] = sum of seen[..., c, k] * w[c, m,
     k]``."""
     *outer, channels = extents(seen)[: len(e.out.shape)]
     size = extents(weight)[2:]
     times = extents(weight)[0] // channels
-    image = e.cast(e.reshape(seen, (*outer, channels, 1, *size)), wide)
-    taps = e.cast(e.reshape(weight, (channels, times, *size)), wide)
-    rank = len(outer) + 2
-    total = e.reduce("reduce_sum", e.emit("mul", image, taps), tuple(range(rank, rank + len(size))))
-    total = e.reshape(total, (*outer, channels * times))
-    if bias is not None:
-        total = e.emit("add", total, e.cast(bias, wide))
-    return e.channels_first(e.rounded(total, e.out.dtype))
+    image = e.reshape(seen, (*outer, channels, 1, *size))
+    total = e.summed_products(image, e.reshape(weight, (channels, times, *size)), len(outer) + 2, len(size), wide)
+    return e.reshape(total, (*outer, channels * times))
 
 
-def _in_groups(e: Emitter, seen: Value, weight: Value, bias: Value | None, groups: int, wide: DType) -> Value:
+def _in_groups(e: Emitter, seen: Value, weight: Value, groups: int, wide: DType) -> Value:
     """Each group of channels by itself: a product with the groups as its batch."""
     rank, shape, (results, channels, *size) = len(e.out.shape), extents(seen), extents(weight)
     image = e.reshape(seen, (*shape[: rank - 1], groups, channels, *size))
     taps = e.reshape(weight, (groups, results // groups, channels, *size))
     steps = tuple(range(rank + 1, rank + 1 + len(size)))
-    attributes = DotAttributes(
-        (*steps, rank), (*range(3, 3 + len(size)), 2), (rank - 1,), (0,), None if wide == e.out.dtype else wide
-    )
-    total = e.emit("dot", image, taps, attributes=attributes)
-    total = e.reshape(e.permute(total, (*range(1, rank), 0, rank)), (*shape[: rank - 1], results))
-    if bias is not None:
-        total = e.emit("add", total, e.cast(bias, wide))
-    return e.channels_first(e.rounded(total, e.out.dtype))
+    attributes = DotAttributes((*steps, rank), (*range(3, 3 + len(size)), 2), (rank - 1,), (0,))
+    total = e.dot_in(image, taps, attributes, wide)
+    return e.reshape(e.permute(total, (*range(1, rank), 0, rank)), (*shape[: rank - 1], results))
 
 
 def _max_pool(

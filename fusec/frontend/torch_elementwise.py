@@ -138,7 +138,7 @@ def _div(e: Emitter, self: Operand, other: Operand, *, rounding_mode: str | None
     if rounding_mode == "floor":
         return _floor_divide(e, self, other)
     if e.out.dtype.is_float:
-        wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
+        wide = e.out.dtype.accumulator
         return e.rounded(e.emit("trunc", e.emit("div", e.value(self, wide), e.value(other, wide))), e.out.dtype)
     _require_nonzero(e, other)
     a, b = e.value(self, e.out.dtype), e.value(other, e.out.dtype)
@@ -211,7 +211,7 @@ def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
 def _in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:
     """Several ops as PyTorch's one kernel does them: half types in f32, rounded once."""
     dtype = x.type.dtype
-    wide = f32 if dtype.is_float and dtype.bits <= 16 else dtype
+    wide = dtype.accumulator
     return e.rounded(compute(e.cast(x, wide)), dtype)
 
 
@@ -416,7 +416,7 @@ def _fused_product(e: Emitter, op: str, x: Value, a: Value, b: Value, scale: Sca
     dtype = e.out.dtype
     if not dtype.is_float:
         raise Declined("of integers")
-    wide = f32 if dtype.bits <= 16 else dtype
+    wide = dtype.accumulator
     first = e.cast(a, wide)
     if scale != 1:
         first = e.emit("mul", e.constant(scale, wide), first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -14,6 +15,7 @@ from fusec.ir.attributes import (
     Attributes,
     CastAttributes,
     ConstantAttributes,
+    DotAttributes,
     IotaAttributes,
     PermuteAttributes,
     ReduceAttributes,
@@ -174,6 +176,12 @@ class Emitter:
         implied = dtype.is_float and dtype.bits < value.type.dtype.bits
         return self.emit("cast", value, attributes=CastAttributes(dtype, True)) if implied else self.cast(value, dtype)
 
+    def with_bias(self, total: Value, bias: Value | None, dtype: DType) -> Value:
+        """The end of such a call: the bias is added to what was summed up, which then is rounded."""
+        if bias is not None:
+            total = self.emit("add", total, self.cast(bias, total.type.dtype))
+        return self.rounded(total, dtype)
+
     def truth(self, operand: Operand) -> Value:
         """The operand as bool: not equal to 0, so NaN is True."""
         return self.value(operand, bool_)
@@ -217,6 +225,16 @@ class Emitter:
             return self.emit(name, value, attributes=ReduceAttributes(()))
         result = self.emit(name, value, attributes=ReduceAttributes(tuple(axes)))
         return self.keep(result, value, axes) if keep else result
+
+    def summed_products(self, a: Value, b: Value, first: int, count: int, dtype: DType) -> Value:
+        """Products in the dtype, summed up over ``count`` axes from ``first`` on."""
+        products = self.emit("mul", self.cast(a, dtype), self.cast(b, dtype))
+        return self.reduce("reduce_sum", products, tuple(range(first, first + count)))
+
+    def dot_in(self, a: Value, b: Value, attributes: DotAttributes, dtype: DType) -> Value:
+        """A dot whose result has this dtype."""
+        named = replace(attributes, dtype=None if dtype == a.type.dtype else dtype)
+        return self.emit("dot", a, b, attributes=named)
 
     def keep(self, reduced: Value, of: Value, axes: Sequence[int]) -> Value:
         """The reduced value with its axes put back with extent 1."""

@@ -110,7 +110,7 @@ def _batch_norm(
         raise Declined("with statistics of the batch")
     shape = [1, -1] + [1] * (input.type.rank - 2)
     shape[1] = extents(input)[1]
-    wide = f32 if input.type.dtype.bits <= 16 else input.type.dtype
+    wide = input.type.dtype.accumulator
 
     def channels(v: Value) -> Value:
         return e.reshape(e.cast(v, wide), shape)
@@ -136,7 +136,7 @@ def _group_norm(
 ) -> Value:
     """Statistics of each group of channels, then a scale and a shift for each channel."""
     batch, count, *rest = extents(input)
-    wide = f32 if input.type.dtype.bits <= 16 else input.type.dtype
+    wide = input.type.dtype.accumulator
     grouped = e.reshape(e.cast(input, wide), (batch, num_groups, count // num_groups, *rest))
     axes = tuple(range(2, grouped.type.rank))
     mean = e.keep(e.emit("mean", grouped, attributes=ReduceAttributes(axes)), grouped, axes)

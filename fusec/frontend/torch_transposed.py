@@ -20,7 +20,7 @@ from math import prod
 from fusec.frontend.torch_emit import Emitter, extents, narrowing
 from fusec.ir.attributes import ConcatAttributes, DotAttributes, PadAttributes, WindowsAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import DType, f32
+from fusec.ir.types import DType
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def transposed_convolution(
     """The result, its channels last, of an image ``[n, places..., channels]`` and a weight as PyTorch has it; of one
     group, or of as many as there are channels. Sums of halves and the bias are f32, and rounded before
     phases are interleaved."""
-    wide = f32 if dtype.bits <= 16 else dtype
+    wide = dtype.accumulator
     columns = groups * extents(weight)[1]
     shape = (extents(image)[0], *(a.count for a in axes))
 
@@ -92,44 +92,30 @@ def transposed_convolution(
         if not all(a.takes(p) for a, p in zip(axes, chosen, strict=True)):
             made = e.broadcast(e.constant(0, wide), (*shape, *counts))
         else:
-            made = (_dot if groups == 1 else _sum)(e, image, weight, axes, chosen, wide)
-        if bias is not None:
-            made = e.emit("add", made, e.cast(bias, wide))
-        return e.rounded(made, dtype)
+            made = _of_phases(e, image, weight, axes, chosen, groups > 1, wide)
+        return e.with_bias(made, bias, dtype)
 
     parts = {chosen: of_phases(chosen) for chosen in product(*(a.phases for a in axes))}
     return _interleaved(e, parts, axes)
 
 
-def _dot(e: Emitter, image: Value, weight: Value, axes: Sequence[Axis], chosen: Sequence[Phases], wide: DType) -> Value:
-    """``[n, t..., phases..., columns]``"""
+def _of_phases(
+    e: Emitter, image: Value, weight: Value, axes: Sequence[Axis], chosen: Sequence[Phases], each: bool, wide: DType
+) -> Value:
+    """``[n, t..., phases..., columns]``, of all channels or of ``each`` by itself."""
     dims = len(axes)
-    seen = _windows(e, image, axes, chosen)
-    w = _weights(e, weight, axes, chosen)
+    seen, w = _windows(e, image, axes, chosen), _weights(e, weight, axes, chosen)
     (channels, columns, *rest), outer = extents(w), extents(seen)[: 1 + dims]
     sizes, counts = rest[:dims], rest[dims:]
-    w = e.permute(w, (*range(2 + dims, 2 + 2 * dims), 1, *range(2, 2 + dims), 0))
-    w = e.reshape(w, (prod(counts) * columns, *sizes, channels))
-    inner = (*range(2 + dims, 2 + 2 * dims), 1 + dims)
-    largest_again = None if wide == seen.type.dtype else wide
-    attributes = DotAttributes(inner, tuple(range(1, dims + 2)), dtype=largest_again)
-    return e.reshape(e.emit("dot", seen, w, attributes=attributes), (*outer, *counts, columns))
-
-
-def _sum(e: Emitter, image: Value, weight: Value, axes: Sequence[Axis], chosen: Sequence[Phases], wide: DType) -> Value:
-    """The same of each channel by itself."""
-    dims = len(axes)
-    seen = _windows(e, image, axes, chosen)
-    w = _weights(e, weight, axes, chosen)
-    (channels, times, *rest), outer = extents(w), extents(seen)[: 1 + dims]
-    sizes, counts = rest[:dims], rest[dims:]
+    taps, phases = range(2, 2 + dims), range(2 + dims, 2 + 2 * dims)
+    if not each:
+        w = e.reshape(e.permute(w, (*phases, 1, *taps, 0)), (prod(counts) * columns, *sizes, channels))
+        attributes = DotAttributes((*phases, 1 + dims), tuple(range(1, dims + 2)))
+        return e.reshape(e.dot_in(seen, w, attributes, wide), (*outer, *counts, columns))
     seen = e.reshape(seen, (*outer, channels, *(1 for _ in counts), 1, *sizes))
-    w = e.permute(w, (0, *range(2 + dims, 2 + 2 * dims), 1, *range(2, 2 + dims)))
-    first = 3 + 2 * dims
-    made = e.emit("mul", e.cast(seen, wide), e.cast(w, wide))
-    made = e.reduce("reduce_sum", made, tuple(range(first, first + dims)))
-    order = (*range(1 + dims), *range(2 + dims, 2 + 2 * dims), 1 + dims, 2 + 2 * dims)
-    return e.reshape(e.permute(made, order), (*outer, *counts, channels * times))
+    made = e.summed_products(seen, e.permute(w, (0, *phases, 1, *taps)), 3 + 2 * dims, dims, wide)
+    order = (*range(1 + dims), *phases, 1 + dims, 2 + 2 * dims)
+    return e.reshape(e.permute(made, order), (*outer, *counts, channels * columns))
 
 
 def _windows(e: Emitter, image: Value, axes: Sequence[Axis], chosen: Sequence[Phases]) -> Value:

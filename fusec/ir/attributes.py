@@ -28,7 +28,7 @@ class ConstantAttributes(Attributes):
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.dtype.is_float and self.dtype.bits < 32:
+        if self.dtype.is_half:
             object.__setattr__(self, "value", self.dtype.rounded(self.value))
 
 

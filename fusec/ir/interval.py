@@ -1,11 +1,34 @@
-"""Interval arithmetic on ranges of integers, either end of which may be open."""
+"""Interval arithmetic: on ranges of integers, either end of which may be open, and on closed ranges of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 Range = tuple[int | None, int | None]
 """Inclusive lower and upper bound; None is unbounded."""
+
+N = TypeVar("N", int, float)
+
+
+def closed(op: str, of: Sequence[tuple[N, N]]) -> tuple[N, N] | None:
+    """Of an elementwise op's result; None where its bounds are not told by such arithmetic."""
+    match op, of:
+        case "add", [(a, b), (c, d)]:
+            return a + c, b + d
+        case "sub", [(a, b), (c, d)]:
+            return a - d, b - c
+        case "mul", [(a, b), (c, d)]:
+            ends = a * c, a * d, b * c, b * d
+            return min(ends), max(ends)
+        case "neg", [(a, b)]:
+            return -b, -a
+        case "minimum", [(a, b), (c, d)]:
+            return min(a, c), min(b, d)
+        case "maximum", [(a, b), (c, d)]:
+            return max(a, c), max(b, d)
+        case _:
+            return None
 
 
 def scaled_sum(constant: int, parts: Iterable[tuple[Range, int]]) -> Range:

@@ -52,6 +52,16 @@ class DType:
         return self.kind == "float"
 
     @property
+    def is_half(self) -> bool:
+        """A float of 16 bits."""
+        return self.is_float and self.bits == 16
+
+    @property
+    def accumulator(self) -> DType:
+        """What sums of it are made in: f32 for half types."""
+        return f32 if self.is_half else self
+
+    @property
     def is_integer(self) -> bool:
         """Signed or unsigned integer; bool is not one."""
         return self.kind in ("int", "uint")

@@ -22,7 +22,7 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.indexing import round_up
 from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.ops import OPS
-from fusec.ir.types import DType, f32, fixed
+from fusec.ir.types import DType, fixed
 from fusec.tile.kernel import Kernel, Move, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
@@ -163,7 +163,7 @@ class _Interpreter:
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
             return
-        accumulated = f32.numpy if target.dtype.bits == 16 and target.dtype.is_float else target.dtype.numpy
+        accumulated = target.dtype.accumulator.numpy
         value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(accumulated)
         axes = _reduced_axes(statement, domain, used)
         ufunc = MONOIDS[statement.op].ufunc
@@ -441,7 +441,7 @@ def _plain(i: Subscript) -> Index:
 
 def register_dtype(dtype: DType) -> np.dtype[Any]:
     """The NumPy dtype that a scalar of this type is computed in: half types widen to float32."""
-    return f32.numpy if dtype.is_float and dtype.bits == 16 else dtype.numpy
+    return dtype.accumulator.numpy
 
 
 def undefined_value(dtype: DType) -> Any:

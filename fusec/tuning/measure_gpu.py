@@ -226,7 +226,7 @@ def _to_numpy(dtype: DType, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def tolerance(body: Graph) -> float:
     """What results may differ by, of their scale: roundings to half types, or to TF32, may lie anywhere on the way."""
     values = [v for op in body.ops for v in op.results] + list(body.inputs)
-    if any(v.type.dtype.is_float and v.type.dtype.bits <= 16 for v in values):
+    if any(v.type.dtype.is_half for v in values):
         return 1e-2
     tf32 = any(isinstance(op.attributes, DotAttributes) and op.attributes.tf32 for op in body.ops)
     return 5e-3 if tf32 else 1e-4

@@ -187,7 +187,7 @@ def function_of_mask(r: Rewriter) -> Outcome:
 def _rounds(op: Op) -> bool:
     """Whether an op is a cast to a half type from a wider float."""
     source, result = op.operands[0].type.dtype, op.result.type.dtype
-    return op.name == "cast" and result.is_float and result.bits == 16 and source.is_float and source.bits > 16
+    return op.name == "cast" and result.is_half and source.is_float and source.bits > 16
 
 
 Choices = tuple[Value, tuple[Scalar, Scalar]]

@@ -114,4 +114,4 @@ def finite_or_zero(row_max: Load) -> ScalarExpr:
 
 
 def _tile(parts: Parts, name: str, *shape: int) -> Buffer:
-    return Buffer(parts.context.unique(name), parts.dtype, shape, contiguous_strides(shape), "tile")
+    return parts.context.tile(name, parts.dtype, *shape)

@@ -14,7 +14,7 @@ from fusec.ir.indexing import last, most, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import symbols_in
-from fusec.ir.types import Dim
+from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.kernel import BlockTraits, Kernel, Move
@@ -118,6 +118,10 @@ class LoweringContext:
 
     def unique(self, name: str) -> str:
         return _identifier(name, self._taken)
+
+    def tile(self, name: str, dtype: DType, *shape: int) -> Buffer:
+        """Scratch, row-major, under a name that no other buffer of the kernel has."""
+        return Buffer(self.unique(name), dtype, shape, contiguous_strides(shape), "tile")
 
     def anchors(self, name: str) -> list[Op]:
         return [op for op in self.body.ops if op.name == name]

@@ -352,7 +352,7 @@ def held_in_f32(score: ScalarExpr) -> ScalarExpr:
 
 
 def _is_held(e: Apply | Load) -> bool:
-    return e.dtype == f32 or (isinstance(e, Apply) and e.dtype.is_float and e.dtype.bits == 16)
+    return e.dtype == f32 or (isinstance(e, Apply) and e.dtype.is_half)
 
 
 _HUGE = 1e6

@@ -9,7 +9,7 @@ from fusec.ir.index import Symbol
 from fusec.ir.types import f32
 from fusec.passes.lower.context import LoweringContext
 from fusec.tile.nodes import Alloc, Block, Iter, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite, symbols_in, walk
+from fusec.tile.scalar import Apply, Load, ScalarExpr, rewrite, symbols_in, walk
 
 
 def widen_once(
@@ -28,7 +28,7 @@ def widen_once(
     before: list[Statement] = []
     widened_loads: dict[ScalarExpr, ScalarExpr] = {}
     for node, load in found.items():
-        target = Buffer(context.unique(f"{load.buffer.name}_wide"), f32, (along.extent,), (1,), "tile")
+        target = context.tile(f"{load.buffer.name}_wide", f32, along.extent)
         before += [Alloc(target), Map((along,), target, (along.var,), node)]
         widened_loads[node] = Load(target, (along.var,))
     return tuple(before), tuple(_reading(s, widened_loads) for s in statements)
@@ -36,7 +36,7 @@ def widen_once(
 
 def _widened(node: ScalarExpr, row: Symbol, along: Iter) -> Load | None:
     match node:
-        case Apply("cast", (Load() as load,), dtype) if dtype == f32 and load.dtype.is_float and load.dtype.bits == 16:
+        case Apply("cast", (Load() as load,), dtype) if dtype == f32 and load.dtype.is_half:
             symbols = symbols_in(load)
             return load if load.buffer.space != "tile" and row not in symbols and along.var in symbols else None
     return None

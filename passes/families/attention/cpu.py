@@ -105,9 +105,7 @@ class _Attention:
         self.block = Iter(self.kj, s.keys, limit_of(self.keys, s.keys, self.k0))
 
     def tile(self, name: str, *extents: Index) -> Buffer:
-        shape = most_of(extents)
-        strides = (shape[1], 1) if len(shape) == 2 else (1,)
-        return Buffer(self.context.unique(name), self.dtype, shape, strides, "tile")
+        return self.context.tile(name, self.dtype, *most_of(extents))
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e

@@ -35,7 +35,7 @@ from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.blocks import ATTENTION_BLOCKS, ROW_BLOCKS
 from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, finite_or_zero, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.passes.lower.limits import zero_beyond
+from fusec.passes.lower.limits import block_in_tile, zero_beyond
 from fusec.passes.lower.mask import (
     KeyRange,
     key_range,
@@ -179,7 +179,7 @@ class _Attention:
         self.mean = Buffer("mean", f32, (), (), "tile")
 
     def tile(self, name: str, *shape: int) -> Buffer:
-        return Buffer(self.context.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+        return self.context.tile(name, f32, *shape)
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
@@ -403,12 +403,7 @@ class _Attention:
         shifted = reindex(element, shift)
         if isinstance(shifted, Load) and not stage:
             return shifted, []
-        if not isinstance(shifted, Load):
-            shifted = zero_beyond(shifted, rows, columns)
-        shape = (rows.extent, columns.extent)
-        tile = Buffer(self.context.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
-        index = (rows.var, columns.var)
-        return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
+        return block_in_tile(self.context, name, shifted, rows, columns)
 
     def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Store]:
         return attention_stores(self.context, self.match, self.e.point, shift, (rows, self.value), mean)

@@ -94,7 +94,7 @@ def _only_result(context: LoweringContext, value_dot: Op) -> Value | None:
         value = op.operands[0]
     shape = result.type.static_shape
     laid = same_layout(shape, context.strides[result], contiguous_strides(shape))
-    return result if laid and result.type.dtype.bits == 16 and result.type.dtype.is_float else None
+    return result if laid and result.type.dtype.is_half else None
 
 
 def _score(score: ScalarExpr, e: Elements) -> tuple[float, list[tuple[ScalarExpr, bool]]] | None:

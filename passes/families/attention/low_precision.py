@@ -15,7 +15,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, round_up
 from fusec.ir.indexing import substitute as replace_in
-from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
+from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.cpu import (
     MANY_QUERIES,
@@ -122,7 +122,7 @@ class _LowPrecisionAttention:
         }
 
     def tile(self, name: str, dtype: DType, *shape: int) -> Buffer:
-        return Buffer(self.context.unique(name), dtype, shape, contiguous_strides(shape), "tile")
+        return self.context.tile(name, dtype, *shape)
 
     def lower(self) -> LoweredGroup:
         s, e = self.s, self.e

@@ -114,7 +114,7 @@ class Gemm:
         s = self.schedule
         width = tiles * s.tile_n if self.split else s.tile_n
         name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-        buffer = Buffer(self.context.unique(name), self.dtype, (s.tile_m, width), (width, 1), "tile")
+        buffer = self.context.tile(name, self.dtype, s.tile_m, width)
         column: Index = add(mul(self.n0, s.tile_n), self.ni) if self.split else self.ni
         return Load(buffer, (self.mi, column))
 

@@ -13,7 +13,7 @@ from fusec.passes.families.gemm.schedule.gpu import GpuGemvSchedule
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, reindex
 
 ROW_OF_A_WARP = 128 * 32
 """Elements of a row that a warp can hold."""
@@ -77,7 +77,7 @@ class _Gemv:
         for v in range(self.vectors):
             totals: list[Load] = []
             for x in (of_matmul[v] for of_matmul in sums):
-                total = Buffer(self.context.unique("total"), matmuls.dtype, (s.lines,), (1,), "tile")
+                total = self.context.tile("total", matmuls.dtype, s.lines)
                 code += [Alloc(total), Reduce(block, total, (self.li,), "sum", x)]
                 totals.append(Load(total, (self.li,)))
             shift = self._point(v)
@@ -119,8 +119,7 @@ class _Gemv:
         return element
 
     def _sums(self) -> Load:
-        shape = (self.schedule.lines, self.schedule.depth)
-        buffer = Buffer(self.context.unique("sums"), self.matmuls.dtype, shape, (shape[1], 1), "tile")
+        buffer = self.context.tile("sums", self.matmuls.dtype, self.schedule.lines, self.schedule.depth)
         return Load(buffer, (self.li, self.ki))
 
     def _point(self, vector: int) -> dict[Symbol, Index]:

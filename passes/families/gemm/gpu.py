@@ -15,7 +15,7 @@ from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
 _NO_REGISTERS = RegisterTile(0, 0)
 """A GPU's accumulators are laid out by its compiler."""
@@ -97,7 +97,7 @@ class _Gemm:
         for op in matmuls.ops:
             name = "acc" if len(matmuls.ops) == 1 else f"acc_{op.result.name}"
             shape = (rows.extent, columns.extent)
-            acc = Buffer(self.context.unique(name), matmuls.dtype, shape, (shape[1], 1), "tile")
+            acc = self.context.tile(name, matmuls.dtype, *shape)
             index = (rows.var, columns.var)
             zero = Const(0.0 if matmuls.dtype.is_float else 0, matmuls.dtype)
             before += [Alloc(acc), Map((Iter(rows.var, shape[0]), Iter(columns.var, shape[1])), acc, index, zero)]
@@ -152,8 +152,7 @@ class _Gemm:
         element, before = hoist(self.context, reindex(element, block), free, k)
         element = reindex(element, {k: self.shift[k]})
         domain = (free, self.depth) if self._lies_along(element, free) else (self.depth, free)
-        shape = (domain[0].extent, domain[1].extent)
-        tile = Buffer(self.context.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
+        tile = self.context.tile(("left", "right")[side], dtype, domain[0].extent, domain[1].extent)
         where = (domain[0].var, domain[1].var)
         if self.depth.limit is not None:
             live = Apply("lt", (IndexValue(self.ki), IndexValue(self.depth.limit)), bool_)

@@ -92,7 +92,7 @@ def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction
 def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[TiledGemmSchedule]:
     """Schedules in SIMT arithmetic, for what tensor cores don't multiply exactly."""
     dtype = axes.op.operands[0].type.dtype
-    half = dtype.is_float and dtype.bits < 32
+    half = dtype.is_half
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
     if not machine.writes_cuda(context) or dots > 1 or by_tensor_cores:
         return []
@@ -112,7 +112,7 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     beside = [v for v in epilogue_inputs(context) if v.type.size >= result]
     fetched = len(context.body.outputs) == 1 and any(_lies_as_rows(context, v, axes) for v in beside)
     bits = axes.op.operands[0].type.dtype.bits
-    results = sum(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
+    results = sum(v.type.dtype.is_half for v in context.body.outputs)
     defers = results == len(context.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
     transposed = columns_adjoin(context)

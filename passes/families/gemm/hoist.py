@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fusec.ir.index import Symbol
-from fusec.ir.types import f32
 from fusec.passes.lower.context import LoweringContext
 from fusec.tile.nodes import Alloc, Iter, Map, Statement
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, rewrite, symbols_in
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, rewrite, symbols_in
 
 
 def hoist(
@@ -23,8 +22,8 @@ def hoist(
         if not isinstance(node, Load | Apply) or not loads(node) or along in symbols_in(node):
             return None
         if node not in tiles:
-            dtype = f32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
-            tile = Buffer(context.unique("held"), dtype, (free.extent,), (1,), "tile")
+            dtype = node.dtype.accumulator
+            tile = context.tile("held", dtype, free.extent)
             tiles[node] = Load(tile, (free.var,))
             code.extend((Alloc(tile), Map((free,), tile, (free.var,), node)))
         return tiles[node]

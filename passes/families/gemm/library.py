@@ -43,7 +43,7 @@ def library_alternatives(context: LoweringContext) -> list[Alternative]:
     """
     body = context.body
     dots = context.anchors("dot")
-    sixteen = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for dot in dots for v in dot.operands)
+    sixteen = all(v.type.dtype.is_half for dot in dots for v in dot.operands)
     if not dots or not sixteen or not all(_is_rounded(context, v) for v in body.outputs):
         return []
     found: list[Alternative] = []
@@ -66,7 +66,7 @@ def _is_rounded(context: LoweringContext, value: Value) -> bool:
     producer = context.producers.get(value)
     if value.type.dtype.bits > 16 and producer is not None and producer.name == "cast":
         value = producer.operands[0]
-        return value.type.dtype.is_float and value.type.dtype.bits == 16
+        return value.type.dtype.is_half
     return value.type.dtype.bits <= 16
 
 

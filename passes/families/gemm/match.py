@@ -97,7 +97,7 @@ def _takes_less_than_a_launch(dot: Op) -> Callable[[Op], bool]:
 def _widens_again(op: Op) -> bool:
     """A cast to f64, or of a half value to f32: a reader that takes the half value sees the digits that others see."""
     source, result = op.operands[0].type.dtype, op.result.type.dtype
-    return op.name == "cast" and result.is_float and (result is f64 or (source.is_float and source.bits == 16))
+    return op.name == "cast" and result.is_float and (result is f64 or source.is_half)
 
 
 def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], bool] = lambda op: True) -> None:

@@ -12,7 +12,6 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
 from fusec.passes.families.gemm.schedule.gpu import Making
-from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.epilogue import epilogue_stores
@@ -87,7 +86,7 @@ class Matmuls:
         """Reductions of an operand that is one row, and where their results lie."""
 
     def _statistic(self, op: Op) -> Load:
-        dtype = accumulator_of(op.result.type.dtype)
+        dtype = op.result.type.dtype.accumulator
         found = Load(Buffer(self.context.name_of(op.result), dtype, (), (), "tile"), ())
         self.context.inliner.add_leaf(op.result, lambda index: found)
         return found

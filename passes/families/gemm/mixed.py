@@ -171,7 +171,7 @@ class _Widening:
         r, s = self.schedule.registers, self.schedule
         name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
         if self.parts == 1:
-            buffer = Buffer(self.context.unique(name), self.total, (r.rows, r.columns), (r.columns, 1), "tile")
+            buffer = self.context.tile(name, self.total, r.rows, r.columns)
             return Load(buffer, (self.mi, self.ni))
         stride = s.block_n + ROW_PADDING // self.total.itemsize
         buffer = Buffer(self.context.unique(name), self.total, (s.tile_m, s.block_n), (stride, 1), "tile")
@@ -262,8 +262,7 @@ class _Widening:
     def _staged_right(self, op: Op, width: int) -> tuple[Buffer, list[Statement]]:
         s = self.schedule
         panels = s.block_n // width
-        shape = (panels, self.depth // self.group, width, self.group)
-        tile = Buffer(self.context.unique("right"), self.dtype, shape, contiguous_strides(shape), "tile")
+        tile = self.context.tile("right", self.dtype, panels, self.depth // self.group, width, self.group)
         p = symbol("p", 0, panels - 1)
         parts = self._panel(op, p, add(mul(self.no, s.block_n), mul(p, width)))
         stop = minimum(panels, ceildiv(sub(self.extents.n, mul(self.no, s.block_n)), width))

@@ -61,7 +61,7 @@ class TiledMatmuls(Matmuls):
         sums: list[Load] = []
         for op in self.ops:
             name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-            sums.append(Load(Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile"), index))
+            sums.append(Load(self.context.tile(name, self.dtype, *shape), index))
             rights.append(operand(op, 1))
         stores = self.results([self.total(op, total) for op, total in zip(self.ops, sums, strict=True)])
         return GemmNest(

@@ -10,7 +10,7 @@ from fusec.ir.index import Expr, Index, Symbol, add, minimum, mul, product, sub,
 from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import Dim, DType, f32
+from fusec.ir.types import Dim
 from fusec.passes.families.row.schedule.cpu import RowSchedule
 from fusec.passes.groups.partition import Group, positions_of, set_positions
 from fusec.passes.lower.context import (
@@ -232,7 +232,7 @@ class _Phases:
         self.statements[whole[-1]] = replace(statement, prefetch=prefetch)
 
     def _reduce(self, space: _Space, op: Op) -> None:
-        dtype = accumulator_of(op.result.type.dtype)
+        dtype = op.result.type.dtype.accumulator
         width = 1 if space.lane is None else space.lane.extent
         target = Buffer(f"{self.context.name_of(op.result)}", dtype, (width,), (1,), "tile")
         element = self._at(space, op.operands[0], space.point)
@@ -256,7 +256,7 @@ class _Phases:
         element = self._at(space, value, space.point)
         length = space.reduced.extent
         width = 1 if space.lane is None else space.lane.extent
-        dtype = accumulator_of(value.type.dtype)
+        dtype = value.type.dtype.accumulator
         cost = sum(_flops(n) for n in walk(element))
         if cost <= STORE_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.scratch_bytes:
             return
@@ -327,12 +327,7 @@ def merge_axes(
     return tuple(point)
 
 
-def accumulator_of(dtype: DType) -> DType:
-    """Half types accumulate in f32."""
-    return f32 if dtype.is_float and dtype.bits < 32 else dtype
-
-
 def _flops(node: ScalarExpr) -> int:
-    if isinstance(node, Load) and node.buffer.dtype.is_float and node.buffer.dtype.bits < 32:
+    if isinstance(node, Load) and node.buffer.dtype.is_half:
         return WIDENING_FLOPS
     return OPS[node.op].flops if isinstance(node, Apply) and node.op in OPS else 0

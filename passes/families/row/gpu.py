@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
-from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
@@ -51,14 +50,14 @@ class WholeRows(Rows):
             return
         if len(users) < 2 and value not in self.context.body.outputs:
             return
-        tile = self.tile_of(self.context.name_of(value), accumulator_of(value.type.dtype))
+        tile = self.tile_of(self.context.name_of(value), value.type.dtype.accumulator)
         element = self.element(value)
         self.code += [Alloc(tile), Map(self.tile, tile, self.tile_index, element)]
         at = position_at(self.group.position.get(value, self.group.identity), self.group, self.point)
         self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.tile_index)))
 
     def _reduce(self, op: Op) -> None:
-        dtype = accumulator_of(op.result.type.dtype)
+        dtype = op.result.type.dtype.accumulator
         target = Buffer(self.context.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
         self.code.append(Alloc(target))
         element = self.element(op.operands[0])

@@ -13,7 +13,6 @@ from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
 from fusec.ir.indexing import last, most, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i64
-from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.online import Online, online_sum
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
@@ -200,7 +199,7 @@ class _WideRows(Rows):
             if node not in found:
                 if len(found) == MOST_HELD:
                     return None
-                held = found[node] = Buffer(self.context.unique("held"), f32, (self.schedule.rows,), (1,), "tile")
+                held = found[node] = self.context.tile("held", f32, self.schedule.rows)
                 before.extend(self._set(held, node))
             return self._at(found[node])
 
@@ -208,7 +207,7 @@ class _WideRows(Rows):
 
     def _in_lanes(self, op: Op, parts: _Parts) -> None:
         """A total for each position of a chunk; they are put together after the last."""
-        dtype, monoid = accumulator_of(op.result.type.dtype), op.definition.reduction
+        dtype, monoid = op.result.type.dtype.accumulator, op.definition.reduction
         shape = (self.schedule.rows, self.schedule.columns)
         lanes = Buffer(self.context.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
         whole = (self.row, Iter(self.column.var, shape[1]))
@@ -296,7 +295,7 @@ class _WideRows(Rows):
 
     def _of_rows(self, value: Value) -> Buffer:
         """Scratch with an element for each row."""
-        dtype = accumulator_of(value.type.dtype)
+        dtype = value.type.dtype.accumulator
         return Buffer(self.context.name_of(value), dtype, (self.schedule.rows,), (1,), "tile")
 
     def _at(self, buffer: Buffer) -> Load:
@@ -310,11 +309,11 @@ class _WideRows(Rows):
 
 
 def _apply(name: str, a: ScalarExpr, b: ScalarExpr) -> Apply:
-    return Apply(name, (a, b), accumulator_of(a.dtype))
+    return Apply(name, (a, b), a.dtype.accumulator)
 
 
 def _exp(a: ScalarExpr) -> Apply:
-    return Apply("exp", (a,), accumulator_of(a.dtype))
+    return Apply("exp", (a,), a.dtype.accumulator)
 
 
 def _finite(a: ScalarExpr, other: ScalarExpr) -> Apply:

@@ -54,11 +54,10 @@ class _Scores:
         self.block = Iter(self.cj, s.columns, limit_of(e.columns, s.columns, self.c0))
 
     def tile(self, name: str, *extents: Index) -> Buffer:
-        shape = most_of(extents)
-        return Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile")
+        return self.context.tile(name, self.dtype, *most_of(extents))
 
     def row_tile(self, name: str) -> Buffer:
-        return Buffer(self.context.unique(name), self.dtype, (self.schedule.rows,), (1,), "tile")
+        return self.context.tile(name, self.dtype, self.schedule.rows)
 
     @cached_property
     def span(self) -> KeyRange:

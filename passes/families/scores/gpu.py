@@ -32,7 +32,7 @@ from fusec.passes.families.scores.stores import scores_stores
 from fusec.passes.families.scores.zeros import common_conditions
 from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.passes.lower.limits import zero_beyond
+from fusec.passes.lower.limits import block_in_tile, zero_beyond
 from fusec.passes.lower.mask import KeyRange, held_in_f32, range_of, without_conditions
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import (
@@ -115,7 +115,7 @@ class _Scores:
         self.setup: list[Statement] = []
 
     def tile(self, name: str, *shape: int, dtype: DType = f32) -> Buffer:
-        return Buffer(self.context.unique(name), dtype, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+        return self.context.tile(name, dtype, *shape)
 
     @cached_property
     def span(self) -> KeyRange:
@@ -191,11 +191,8 @@ class _Scores:
         inner = self._inner(p.extent)
         element = reindex(p.row, {**self.shift, p.depth: inner.var})
         if element not in self._held:
-            value = element if isinstance(element, Load) else zero_beyond(element, self.live_rows, inner)
-            tile = self.tile("rows", self.schedule.rows, inner.extent, dtype=value.dtype)
-            where = (self.ri, inner.var)
-            self.setup += [Alloc(tile), Map((self.live_rows, inner), tile, where, value)]
-            self._held[element] = Load(tile, where)
+            self._held[element], made = block_in_tile(self.context, "rows", element, self.live_rows, inner)
+            self.setup += made
         return self._held[element]
 
     def _step(self, whole: bool, limit: Index | None, rows: Sequence[Load], sums: Sequence[Load]) -> list[Statement]:
@@ -207,9 +204,10 @@ class _Scores:
 
         def column(element: ScalarExpr, inner: Iter, name: str) -> Load:
             if element not in read:
-                load, made = self._column_operand(element, columns, inner, name, again=blocks.count(element) > 1)
+                if isinstance(element, Load) and blocks.count(element) == 1:
+                    return element
+                read[element], made = block_in_tile(self.context, name, element, columns, inner)
                 code.extend(made)
-                read[element] = load
             return read[element]
 
         raws: dict[Buffer, Load] = {}
@@ -241,18 +239,6 @@ class _Scores:
         e = self.e
         found = [self._column_element(p.column, p.depth, self._inner(p.extent)) for p in e.products]
         return found + [self._column_element(c.column, c.place, self._inner(c.extent)) for c in e.consumers]
-
-    def _column_operand(
-        self, element: ScalarExpr, columns: Iter, inner: Iter, name: str, *, again: bool
-    ) -> tuple[Load, list[Statement]]:
-        """A block of columns' elements: read where it is used, or first into a tile where it is used ``again`` or
-        computed."""
-        if isinstance(element, Load) and not again:
-            return element, []
-        value = element if isinstance(element, Load) else zero_beyond(element, columns, inner)
-        tile = self.tile(name, columns.extent, inner.extent, dtype=value.dtype)
-        where = (self.cj, inner.var)
-        return Load(tile, where), [Alloc(tile), Map((columns, inner), tile, where, value)]
 
     def _scores(self, raws: dict[Buffer, Load], whole: bool, columns: Iter) -> tuple[list[Load], list[Statement]]:
         """Tiles of what each consumer reads. Where ``whole``, no mask of indices is asked."""
