@@ -69,7 +69,8 @@ class DType:
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
         """The NumPy dtype; bfloat16 comes from ml_dtypes."""
-        return np.dtype(ml_dtypes.bfloat16) if self.name == "bf16" else np.dtype(_NUMPY_NAMES[self.name])
+        scalar: type[np.generic] | str = ml_dtypes.bfloat16 if self.name == "bf16" else _NUMPY_NAMES[self.name]
+        return np.dtype(scalar)
 
     def rounded(self, value: complex) -> float:
         """What a float dtype holds of a number: the nearest one, infinity beyond the largest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import ScanAttributes, SliceAttributes
-from fusec.ir.nodes import Value
+from fusec.ir.nodes import Op
 from fusec.ir.ops import OPS
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
@@ -18,20 +18,20 @@ def flip_of_scan_of_flip(r: Rewriter) -> Outcome:
     scan = r.producer(r.operands[0], *_SCANS)
     if scan is None:
         return None
-    assert isinstance(scan.attributes, ScanAttributes)
+    attributes = scan.expect(ScanAttributes)
     inner = r.producer(scan.operands[0], "slice")
-    axis = scan.attributes.axis
-    if inner is None or not _flips(inner.operands[0], inner.attributes, axis):
+    axis = attributes.axis
+    if inner is None or not _flips(inner, axis):
         return None
-    if not _flips(scan.result, r.op.attributes, axis):
+    if not _flips(r.op, axis):
         return None
-    turned = replace(scan.attributes, reverse=not scan.attributes.reverse)
+    turned = replace(attributes, reverse=not attributes.reverse)
     return r.emit(scan.name, inner.operands[0], attributes=turned)
 
 
-def _flips(x: Value, attributes: object, axis: int) -> bool:
-    """Whether a slice of ``x`` is all of it, backwards along the axis alone."""
-    assert isinstance(attributes, SliceAttributes)
+def _flips(cut: Op, axis: int) -> bool:
+    """Whether a slice is all of its operand, backwards along the axis alone."""
+    attributes, (x,) = cut.expect(SliceAttributes), cut.operands
     shape, n = x.type.shape, x.type.shape[axis]
     if not isinstance(n, int):
         return False

@@ -8,7 +8,6 @@ from fusec.ir.index import Index, add, minimum, mul, symbol
 from fusec.ir.indexing import ceildiv, last
 from fusec.ir.monoid import ReduceOp
 from fusec.ir.types import DType, f32, f64
-from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.scan.rows import Cut, ScanRows
 from fusec.passes.families.scan.schedule.cpu import ScanSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, is_large
@@ -48,8 +47,8 @@ def _in_parts(
 def wide_of(op: ReduceOp, dtype: DType) -> DType:
     """The dtype in which a scan adds up: as PyTorch's do on a CPU, f32 in f64. What picks one of two needs no more."""
     if op in ("max", "min"):
-        return accumulator_of(dtype)
-    return f64 if dtype is f32 else accumulator_of(dtype)
+        return dtype.accumulator
+    return f64 if dtype is f32 else dtype.accumulator
 
 
 def _streamed(context: LoweringContext, code: list[Statement], schedule: ScanSchedule) -> list[Statement]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusec.ir.monoid import ReduceOp
 from fusec.ir.types import DType
-from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.scan.rows import Cut, ScanRows
 from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
@@ -40,7 +39,7 @@ def lower_scan(context: LoweringContext, schedule: GpuScanSchedule) -> LoweredGr
 
 def _wide(op: ReduceOp, dtype: DType) -> DType:
     """Half types add up in f32."""
-    return accumulator_of(dtype)
+    return dtype.accumulator
 
 
 def _grid(rows: ScanRows, code: list[Statement]) -> Grid:

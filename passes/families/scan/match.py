@@ -26,8 +26,7 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
 
 
 def _seed(partition: Partition, group: Group, op: Op) -> None:
-    assert isinstance(op.attributes, ScanAttributes)
-    group.scanned = op.attributes
+    group.scanned = op.expect(ScanAttributes)
     group.anchors.append(op)
     group.position[op.operands[0]] = group.position[op.result] = group.identity
     partition.add(group, [op])

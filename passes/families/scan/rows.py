@@ -16,7 +16,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, most, pow2, substitute
 from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
-from fusec.passes.families.row.cpu import accumulator_of, is_map, merge_axes, reduced_is_innermost
+from fusec.passes.families.row.cpu import is_map, merge_axes, reduced_is_innermost
 from fusec.passes.groups.partition import Group, positions_of, set_positions
 from fusec.passes.lower.context import LoweringContext, element_flops, expect_index, position_at, prefer_index
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Scan, Statement, Store
@@ -49,9 +49,7 @@ def scans_of(context: LoweringContext) -> list[Op]:
 
 def attributes_of(context: LoweringContext) -> ScanAttributes:
     """What all scans of a group have in common."""
-    attributes = scans_of(context)[0].attributes
-    assert isinstance(attributes, ScanAttributes)
-    return attributes
+    return scans_of(context)[0].expect(ScanAttributes)
 
 
 def runs_across(context: LoweringContext) -> bool:
@@ -181,7 +179,7 @@ class ScanRows:
         code: list[Statement] = []
         for op in self.scans:
             code += self._hold(op.operands[0])
-            made = self.tile(self.context.name_of(op.result), accumulator_of(op.result.type.dtype))
+            made = self.tile(self.context.name_of(op.result), op.result.type.dtype.accumulator)
             code += [Alloc(made), self.scan(op, made, self.element(op.operands[0]))]
             self._leaf(op.result, made)
         return [*code, *(self._store(value) for value in self.context.body.outputs)]
@@ -212,7 +210,7 @@ class ScanRows:
         again = len(users) > 1 or value in self.context.body.outputs
         if not again or element_flops(element) <= HELD_FLOPS:
             return []
-        held = self.tile(self.context.name_of(value), accumulator_of(value.type.dtype))
+        held = self.tile(self.context.name_of(value), value.type.dtype.accumulator)
         at = self._position(value)
         self.context.inliner.add_leaf(value, prefer_index(at, Load(held, self.index)))
         return [Alloc(held), Map(self.domain, held, self.index, element)]
