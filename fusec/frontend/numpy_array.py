@@ -54,6 +54,8 @@ _KNOWN = (bool, int, float, complex, np.ndarray, np.generic, Traced, list, tuple
 
 def _defers(self: TracedArray, other: Any) -> bool:
     """Whether NumPy leaves an operator to the other operand. UnsupportedOpError for one that it makes an array of."""
+    if isinstance(other, np.generic) and other.dtype.kind not in "biufc":
+        raise self.tracer.unsupported(f"an operator of an array and {type(other).__name__} is not compiled")
     if isinstance(other, _KNOWN):
         return False
     if getattr(type(other), "__array_ufunc__", self) is None:
@@ -295,7 +297,9 @@ class TracedArray(Reductions):
         if not np.can_cast(self.dtype, kind, casting):
             message = f"Cannot cast array data from {self.dtype!r} to {kind!r} according to the rule {casting!r}"
             raise TypeRuleError(message, self.tracer.location())
-        if not copy and kind == self.dtype and fits_order(self.meta, order):
+        flags = self.meta.flags
+        fits = fits_order(self.meta, order) and (order != "A" or flags.c_contiguous or flags.f_contiguous)
+        if not copy and kind == self.dtype and fits:
             return self
         made = _copy(self.tracer, self, kind, order)
         made.is_scalar = self.is_scalar

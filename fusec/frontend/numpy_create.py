@@ -159,7 +159,8 @@ def broadcast_to(trace: Trace, x: Any, shape: Shape, writeable: bool = False) ->
     """A view of a larger shape, read-only unless asked for otherwise."""
     array = x if isinstance(x, Traced) else as_array(trace, x)
     if not isinstance(array, Traced):
-        return np.broadcast_to(array, shape)
+        shown = np.broadcast_to(array, shape)
+        return as_strided(array, shown.shape, shown.strides) if writeable and array.flags.writeable else shown
     extents = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
     try:
         meta = np.broadcast_to(array.meta, extents)

@@ -167,6 +167,11 @@ def _traced_python(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping
     return trace.scope.library_copy(func.__wrapped__)(*args, **kwargs)
 
 
+_FULL = np.zeros((2, 1))
+_BROADCAST_GIVES_ITSELF = np.broadcast_arrays(_FULL, np.zeros(1))[0] is _FULL
+"""Whether this NumPy gives an array that has the shape itself, among others that have not."""
+
+
 def _broadcast_to(trace: Trace, array: Any, shape: Any, subok: bool = False) -> Any:
     return create.broadcast_to(trace, array, shape)
 
@@ -174,9 +179,12 @@ def _broadcast_to(trace: Trace, array: Any, shape: Any, subok: bool = False) -> 
 def _broadcast_arrays(trace: Trace, *args: Any, subok: bool = False) -> Any:
     arrays = [create.as_array(trace, x) for x in args]
     shape, _ = broadcast_metas(trace, "broadcast_arrays", arrays)
-    if all((x.meta if isinstance(x, Traced) else x).shape == shape for x in arrays):
-        return tuple(arrays)
-    return tuple(create.broadcast_to(trace, x, shape, writeable=True) for x in arrays)
+    shapes = [(x.meta if isinstance(x, Traced) else x).shape for x in arrays]
+    whole = shapes.count(shape) == len(shapes) or _BROADCAST_GIVES_ITSELF
+    return tuple(
+        x if whole and own == shape else create.broadcast_to(trace, x, shape, writeable=True)
+        for x, own in zip(arrays, shapes, strict=True)
+    )
 
 
 def _result_type(trace: Trace, *args: Any) -> Any:

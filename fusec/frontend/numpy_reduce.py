@@ -88,7 +88,7 @@ def reduce(
     else:
         value = trace.cast(value, result)
         op = _ON_BOOL.get(name, "") if result.kind == "bool" else _REDUCTIONS.get(name, "")
-    if not op:
+    if not op or (result.kind == "complex" and name in _ON_BOOL):
         raise trace.unsupported(f"np.{name}.reduce of {x.meta.dtype} is not compiled")
     if where is not True and where is not NO_VALUE:
         value = _masked(trace, name, value, where, initial, x)

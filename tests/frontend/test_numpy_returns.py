@@ -173,3 +173,20 @@ def test_a_constant_that_is_returned_is_new_at_each_call() -> None:
         _, constant = jitted(A)
         np.testing.assert_array_equal(constant, np.arange(3.0))
         constant += 5
+
+
+@pytest.mark.parametrize(
+    ("text", "x"),
+    [
+        ("return x.astype(float, order='A', copy=False)", np.ones((4, 6))[::2, ::2]),
+        ("return x.astype(float, order='A', copy=False)", np.ones((2, 3, 4)).transpose(1, 0, 2)),
+        ("return x.astype(float, order='A', copy=False)", np.ones((2, 3)).T),
+        ("return np.broadcast_arrays(x, x[0])", A),
+        ("return np.broadcast_arrays(x[0], x, 1.0)", A),
+        ("return x == np.str_('a'), x != np.str_('a')", A),
+        ("return x == np.datetime64('2020')", A),
+        ("return x.max(), x.min(0)", A + 1j),
+    ],
+)
+def test_arrays_that_numpy_gives_back_and_operands_that_are_no_numbers(text: str, x: Any) -> None:
+    agree(program(text), x)
