@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from importlib import import_module
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from fusec import config, toolchain, tracing
 from fusec.checks import check_cache, check_environment, check_target
+from fusec.contents import versions, without_locations
 from fusec.errors import (
     ArtifactError,
     CaptureError,
@@ -34,7 +32,6 @@ from fusec.ir.print import print_graph
 from fusec.location import Location
 from fusec.modules import NoKernels, load_module
 from fusec.options import check_choice, check_switch
-from fusec.packages import installed
 from fusec.retrying import compile_with_others
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 Tune = Literal[False, "quick", "full"]
 Precision = Literal["ieee", "tf32"]
 
-_FORMAT = 1
 log = config.logger("cache")
 
 
@@ -485,40 +481,6 @@ def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location],
     record = json.dumps({"program": program, "digests": dict(executable.digests), "made_from": dict(made_from)})
     disk.store(key, Entry(record, module))
     log.info("%s: stored", key[:12])
-
-
-def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
-    """The graph with each line of source replaced by its number, and the lines. A moved function stays the same."""
-    numbers: dict[Location, int] = {}
-    ops = []
-    for op in graph.ops:
-        if op.location is None:
-            ops.append(op)
-        else:
-            number = numbers.setdefault(op.location, len(numbers))
-            ops.append(replace(op, location=Location("source", number)))
-    return graph.with_ops(ops), list(numbers)
-
-
-@cache
-def versions() -> tuple[str, ...]:
-    """What else a compiled program depends on: the compiler's own source, TVM, Triton and NVRTC."""
-    return str(_FORMAT), *map(installed, ("apache-tvm", "triton", "nvidia-cuda-nvrtc")), _source_digest()
-
-
-def _source_digest() -> str:
-    """A hash of fusec's own files, so that a changed compiler never takes an old entry."""
-    digest = hashlib.sha256()
-    for path in _source_files():
-        digest.update(path.name.encode() + b"\0")
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _source_files() -> Iterable[Path]:
-    names = ("fusec.passes", "fusec.codegen")
-    roots = {Path(__file__).parent, *(Path(p) for name in names for p in import_module(name).__path__)}
-    return sorted({path for root in roots for kind in ("*.py", "*.cuh") for path in root.rglob(kind)})
 
 
 # Telling

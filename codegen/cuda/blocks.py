@@ -10,19 +10,17 @@ from typing import assert_never
 from fusec.codegen.cuda.held import hold_in_registers
 from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.layout import Layout, is_vector, layout_of, pointwise, vector_step
-from fusec.codegen.cuda.numbering import children
+from fusec.codegen.cuda.points import Point, guarded, is_inside
 from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import literal, memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbol
-from fusec.ir.indexing import substitute
+from fusec.ir.index import Expr, Index, Symbol, minimum
 from fusec.ir.monoid import MONOIDS
-from fusec.ir.types import fixed
 from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {
     "sum": "{0} + {1}",
@@ -400,7 +398,7 @@ class BlockEmitter:
                 load in point.read
                 or load.buffer.space != "parameter"
                 or flat is None
-                or (load in choices and not _is_inside(load, point.domain))
+                or (load in choices and not is_inside(load, point.domain))
             ):
                 continue
             name, kind = self.buffers[load.buffer], memory_type(load.dtype)
@@ -439,7 +437,7 @@ class BlockEmitter:
             return self.buffers[load.buffer] + self._subscripts(shape, point)
         if load in point.read:
             return point.read[load].replace("LANE", point.lane)
-        if offset_of(load.buffer, load.index) is None or (choice and not _is_inside(load, point.domain)):
+        if offset_of(load.buffer, load.index) is None or (choice and not is_inside(load, point.domain)):
             return f"{self.buffers[load.buffer]}[{scalars.gathered(load, inside=True)}]"
         return self._element(load)
 
@@ -458,56 +456,3 @@ class BlockEmitter:
 
     def index(self, e: Index) -> str:
         return spell_index(e, self.symbols)
-
-
-class Point:
-    """A point of a domain while code for it is written.
-
-    chunks: the variable of each iterator's chunk. vector: the iterator that vectors lie along; lane: the variable of
-    the element in one. read: the text of loads made ahead. at: the position in a block's part of a row, where it has
-    one.
-    """
-
-    def __init__(self, domain: tuple[Iter, ...]) -> None:
-        self.domain = domain
-        self.chunks: dict[Symbol, str] = {}
-        self.vector: Iter | None = None
-        self.lane = ""
-        self.read: dict[Load, str] = {}
-        self.at = ""
-
-
-def guarded(value: ScalarExpr) -> set[Load]:
-    """Loads that only one side of a choice reads."""
-    free: set[Load] = set()
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Load):
-            free.add(node)
-        waiting.extend(node.args[:1] if isinstance(node, Apply) and node.op == "select" else children(node))
-    return {load for load in loads(value) if load not in free}
-
-
-def _is_inside(load: Load, domain: tuple[Iter, ...]) -> bool:
-    """Whether every subscript is in range wherever a statement on the domain runs."""
-    for i, extent in zip(load.index, fixed(load.buffer.shape), strict=True):
-        low, high = bounds(_tight(i, domain)) if isinstance(i, int | Expr) else (None, None)
-        if low is None or high is None or low < 0 or high >= extent:
-            return False
-    return True
-
-
-def _tight(e: Index, domain: tuple[Iter, ...]) -> Index:
-    """``e`` with each limited iterator replaced by a symbol that has no more than its values."""
-    changes: dict[Symbol, Index] = {}
-    for i in domain:
-        if i.limit is not None:
-            last = i.limit if isinstance(i.limit, int) else i.limit.constant if isinstance(i.limit, Sum) else 0
-            base = sub(last, i.limit)
-            changes[i.var] = sub(symbol(f"{i.var.name}_all", 0, max(last - 1, 0)), base)
-    return substitute(e, changes)

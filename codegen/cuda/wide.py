@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from fusec.codegen.cuda.blocks import BlockEmitter, Point, guarded
+from fusec.codegen.cuda.blocks import BlockEmitter
 from fusec.codegen.cuda.layout import MOST_BYTES, is_vector, pointwise, vector_step
+from fusec.codegen.cuda.points import Point, guarded
 from fusec.codegen.cuda.scalars import Scalars
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type

@@ -17,6 +17,7 @@ from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
 from fusec.codegen.tvm.gelu import gelu, gelu_operand
+from fusec.codegen.tvm.lane_stores import LaneOffset, non_temporal_store
 from fusec.codegen.tvm.math import short_erf_plus_one, short_tanh_plus_one, tanh_plus_one
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
@@ -429,53 +430,6 @@ class Points:
         for i in range(self.lanes):
             store = tirx.BufferStore(memory, tir.lane(raw, i).node, [tir.lane(offset, i).node])
             self.code.append(tir.when(tirx.LT(self.context.integer(i), self.block.valid), [store]))
-
-
-@dataclass(frozen=True, eq=False)
-class LaneOffset:
-    """A flat index on ``lanes`` lanes; ``unit`` when the lanes are adjacent in memory."""
-
-    node: Node
-    lanes: int
-    unit: bool
-
-
-def non_temporal_store(context: Context, memory: Node, offset: LaneOffset, value: Value) -> Node | None:
-    """A store of adjacent lanes past the caches, if the address is a multiple of their size; None where the target
-    has no such store for them."""
-    name = _LLVM_TYPES.get(value.type)
-    nbytes = value.lanes * bits_of(value.type) // 8
-    if name is None or nbytes not in (16, 32, 64) or context.target.architecture != "x86_64":
-        return None
-    context.imports.add(_non_temporal_ir(name, value.lanes, nbytes))
-    address = tir.address_of(memory, offset.node.base)
-    return tirx.Evaluate(tirx.call_extern("int32", f"fusec_stream_{name}_{value.lanes}", address, value.node))
-
-
-def _non_temporal_ir(name: str, lanes: int, nbytes: int) -> str:
-    vector = f"<{lanes} x {name}>"
-    return f"""
-define linkonce_odr i32 @fusec_stream_{name}_{lanes}(ptr %p, {vector} %v) alwaysinline {{
-  %address = ptrtoint ptr %p to i64
-  %beyond = and i64 %address, {nbytes - 1}
-  %whole = icmp eq i64 %beyond, 0
-  br i1 %whole, label %past, label %usual
-past:
-  store {vector} %v, ptr %p, align {nbytes}, !nontemporal !0
-  ret i32 0
-usual:
-  store {vector} %v, ptr %p, align 1
-  ret i32 0
-}}
-!0 = !{{i32 1}}
-"""
-
-
-_LLVM_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
 
 
 def _plus_one(e: Apply) -> Apply | None:
