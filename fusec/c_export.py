@@ -33,6 +33,8 @@ from fusec.tile.nodes import uses_tiles
 _C_TYPES = {
     "f16": "uint16_t",
     "bf16": "uint16_t",
+    "f8e4m3": "uint8_t",
+    "f8e5m2": "uint8_t",
     "f32": "float",
     "f64": "double",
     "bool": "uint8_t",

@@ -79,7 +79,9 @@ class Guarded:
         self.low = -sum((n - 1) * s for n, s in zip(shape, strides) if s < 0) if 0 not in shape else 0
         high = 1 + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0) if 0 not in shape else 0
         self.memory = np.full(self.low + high + 2 * GUARD, _filler(type_), dtype)
-        self.array = as_strided(self.memory[GUARD + self.low :], shape, [s * dtype.itemsize for s in strides])
+        known = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype  # NumPy strides no dtype of 8 bits but its own
+        start = self.memory[GUARD + self.low :].view(known)
+        self.array = as_strided(start, shape, [s * dtype.itemsize for s in strides]).view(dtype)
         self.name = str(type_)
 
     @property

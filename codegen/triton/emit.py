@@ -17,7 +17,7 @@ from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
 from fusec.tile.kernel import Kernel, is_in_range, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
-from fusec.tile.scalar import Buffer, Load, Subscript, loads
+from fusec.tile.scalar import Apply, Buffer, Load, Subscript, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -97,6 +97,42 @@ def _exponentials(a, s, b, t):
 @triton.jit
 def _nan_minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _from_f8e4m3(x):
+    size = (x & 0x7F).to(tl.int32)
+    number = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+    number = tl.where(size == 0x7F, float("nan"), number)
+    return tl.where(x >= 0x80, -number, number)
+
+
+@triton.jit
+def _from_f8e5m2(x):
+    return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _to_f8e4m3(x):
+    # Beyond the largest number it is NaN; for subnormal results a sum that has their last digit does the rounding.
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    usual = (size - 0x3BF80001 + ((size >> 20) & 1)) >> 20
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    found = tl.where(size < 0x3C800000, small, usual)
+    found = tl.where(size >= 0x43F00000, 0x7F, found)
+    return (found | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _to_f8e5m2(x):
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    usual = (size - 0x37F00001 + ((size >> 21) & 1)) >> 21
+    small = (tl.abs(x) + 128.0).to(tl.int32, bitcast=True) - 0x43000000
+    found = tl.where(size < 0x38800000, small, usual)
+    found = tl.where(size >= 0x47800000, tl.where(size > 0x7F800000, 0x7F, 0x7C), found)
+    return (found | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
@@ -301,7 +337,12 @@ class _Emitter(Scalars):
 
     def _store(self, s: Store) -> None:
         self.domain = s.domain
-        value = self.scalar(s.value)
+        eight = s.target.dtype.kind == "float8"
+        of_cast = eight and isinstance(s.value, Apply) and s.value.op == "cast" and s.value.dtype is s.target.dtype
+        stored = s.value.args[0] if of_cast and isinstance(s.value, Apply) else s.value
+        value = self.scalar(stored)
+        if eight:
+            value = f"_to_{s.target.dtype}(tl.cast({value}, tl.float32))"
         if s.target.dtype.name == "bool":
             value = f"({value} != 0)"
         shape = ", ".join(str(i.extent) for i in s.domain)

@@ -45,8 +45,8 @@ class Scalars(Text):
         self.descriptors: dict[Descriptor, str] = {}
         outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
         results = outputs if kernel.final is None else [kernel.final]
-        self.fast = all(not d.is_float or d.bits < 32 for d in results)
-        self.coarse = all(not d.is_float or d.name == "bf16" for d in results)
+        self.fast = all((not d.is_float or d.bits < 32) and d.kind != "float8" for d in results)
+        self.coarse = all((not d.is_float or d.name == "bf16") and d.kind != "float8" for d in results)
         self.names: dict[Buffer, str] = {}
         self.outer: set[Symbol] = set()
         self.passing = False
@@ -88,6 +88,8 @@ class Scalars(Text):
         if load.buffer.space == "parameter" and load.dtype.is_half:
             pairs = load.dtype.name == "bf16" and self.kernel.traits.pairs and self._is_block(load)
             return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
+        if load.buffer.space == "parameter" and load.dtype.kind == "float8":
+            return self.once(f"_from_{load.dtype}({text})", "wide")
         return text
 
     def _guarded(self, e: ScalarExpr) -> tuple[ScalarExpr, Load, Const] | None:
@@ -112,7 +114,7 @@ class Scalars(Text):
     def _constant(self, e: Const) -> str:
         if e.dtype.name == "f64":
             return f"tl.full((), {float_literal(float(e.value.real))}, tl.float64)"
-        if e.dtype.is_float:
+        if e.dtype.is_float or e.dtype.kind == "float8":
             return float_literal(float(e.value.real))
         return str(e.value) if e.dtype.name == "bool" else str(int(e.value.real))
 
@@ -124,6 +126,9 @@ class Scalars(Text):
             return argument
         if e.dtype.name == "bool":
             return f"({argument} != 0)"
+        if e.dtype.kind == "float8":
+            bits = self.once(f"_to_{e.dtype}(({argument}).to(tl.float32))", "bits")
+            return self.once(f"_from_{e.dtype}({bits})", "rounded")
         text = f"({argument}).to({type_name(e.dtype)})"
         if isinstance(e.args[0], IndexValue):
             text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter

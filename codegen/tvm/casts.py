@@ -1,6 +1,7 @@
 """Element types in memory and in registers, and conversions between them that are defined for every value.
 
-In registers half types are f32, and a bool is a condition. In memory bf16 is its upper 16 bits and a bool a byte.
+In registers half types and those of 8 bits are f32, and a bool is a condition. In memory bf16 is its upper 16 bits, and
+a bool a byte.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.float8 import from_float8, to_float8
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
 from fusec.errors import UncompiledTypeError
@@ -18,6 +20,8 @@ from fusec.ir.types import DType
 _REGISTER = {
     "f16": "float32",
     "bf16": "float32",
+    "f8e4m3": "float32",
+    "f8e5m2": "float32",
     "f32": "float32",
     "f64": "float64",
     "i8": "int8",
@@ -30,7 +34,7 @@ _REGISTER = {
     "u64": "uint64",
     "bool": "bool",
 }
-_MEMORY = _REGISTER | {"f16": "float16", "bf16": "uint16", "bool": "int8"}
+_MEMORY = _REGISTER | {"f16": "float16", "bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8", "bool": "int8"}
 
 
 def register_type(dtype: DType) -> str:
@@ -56,6 +60,8 @@ def from_memory(code: Code, raw: Value, dtype: DType) -> Value:
             return code.reinterpret(code.bitwise("shift_left", wide, code.constant(wide, 16)), "float32")
         case "f16":
             return code.convert(raw, "float32") if code.fused else _from_f16(code, code.reinterpret(raw, "uint16"))
+        case "f8e4m3" | "f8e5m2":
+            return from_float8(code, raw, dtype)
         case "bool":
             return code.test(raw)
         case _:
@@ -69,6 +75,8 @@ def to_memory(code: Code, value: Value, dtype: DType) -> Value:
             return _to_bf16(code, value)
         case "f16":
             return code.convert(value, "float16") if code.fused else code.reinterpret(_to_f16(code, value), "float16")
+        case "f8e4m3" | "f8e5m2":
+            return to_float8(code, value, dtype)
         case "bool":
             return code.byte(value)
         case _:
@@ -134,7 +142,7 @@ def _to_bf16(code: Code, value: Value) -> Value:
 
 def round_to(code: Code, value: Value, dtype: DType) -> Value:
     """A register value rounded to what ``dtype`` can hold."""
-    if dtype.name in ("f16", "bf16"):
+    if dtype.name in ("f16", "bf16") or dtype.kind == "float8":
         return from_memory(code, to_memory(code, value, dtype), dtype)
     return value
 

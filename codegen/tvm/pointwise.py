@@ -149,7 +149,8 @@ def _step(load: Load, symbol: Symbol) -> int | None:
 def _store_operand(statement: Map | Store) -> ScalarExpr:
     """The value without a last cast to the buffer's half type: the store rounds."""
     value, dtype = statement.value, statement.target.dtype
-    if isinstance(value, Apply) and value.op == "cast" and value.dtype == dtype and dtype.name in ("f16", "bf16"):
+    narrow = dtype.name in ("f16", "bf16") or dtype.kind == "float8"
+    if isinstance(value, Apply) and value.op == "cast" and value.dtype == dtype and narrow:
         inner = value.args[0]
         if register_type(inner.dtype) == "float32":
             return inner

@@ -25,7 +25,7 @@ OPS, KERNELS, LIBRARY = "fusec", "fusec.kernels", "fusec.library"
 _IR_VERSION, _OPSET = 10, 21
 _ELEMENTS = {
     "f32": 1, "u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6, "i64": 7, "bool": 9, "f16": 10, "f64": 11,
-    "u32": 12, "u64": 13, "c64": 14, "c128": 15, "bf16": 16,
+    "u32": 12, "u64": 13, "c64": 14, "c128": 15, "bf16": 16, "f8e4m3": 17, "f8e5m2": 19,
 }  # fmt: skip
 """onnx.TensorProto.DataType of each dtype (onnx.proto)."""
 

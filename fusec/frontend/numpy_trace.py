@@ -112,10 +112,11 @@ def ir_dtype(dtype: np.dtype[Any]) -> DType:
     """fusec's type of a NumPy dtype; UnsupportedOpError for strings, objects, dates, records."""
     try:
         found = dtype_of(dtype)
+        if found.kind == "float8":
+            raise KeyError(dtype)
     except KeyError:
-        message = (
-            f"arrays of dtype {dtype} can't be compiled; fusec has {', '.join(d.long_name for d in DTYPES.values())}"
-        )
+        known = ", ".join(d.long_name for d in DTYPES.values() if d.kind != "float8")
+        message = f"arrays of dtype {dtype} can't be compiled; fusec has {known}"
         raise UnsupportedOpError(message, user_location()) from None
     if not dtype.isnative:
         raise UnsupportedOpError(

@@ -25,7 +25,7 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.builder import Builder
 from fusec.ir.nodes import Value
-from fusec.ir.types import Dim, DType, TensorType, bool_, dtype_of, f32, f64
+from fusec.ir.types import Dim, DType, TensorType, bf16, bool_, dtype_of, f8e4m3, f16, f32, f64
 from fusec.location import Location
 
 Operand = Value | bool | int | float | complex
@@ -43,6 +43,13 @@ class Declined(Exception):  # noqa: N818 - not an error: the caller goes on to t
     def __init__(self, reason: str, *, final: bool = False) -> None:
         self.final = final
         super().__init__(reason)
+
+
+_ROUNDED_ONCE = (f32, f16, bf16)
+"""What PyTorch rounds to 8 bits as it is; other numbers become f32 before."""
+
+_SATURATES = not bool(torch.full((), 1e9).to(torch.float8_e4m3fn).float().isnan())
+"""Whether this version of PyTorch casts what is beyond the numbers of e4m3fn to the largest one, and not to NaN."""
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -169,7 +176,22 @@ class Emitter:
         return self.root(value) in self._iotas
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        return value if value.type.dtype == dtype else self.emit("cast", value, attributes=CastAttributes(dtype))
+        source = value.type.dtype
+        if source == dtype:
+            return value
+        if (dtype.kind == "float8" and source not in _ROUNDED_ONCE) or source.kind == "float8":
+            value = self.emit("cast", value, attributes=CastAttributes(f32)) if source is not f32 else value
+            return self.cast(value, dtype) if dtype is not f32 else value
+        if dtype is f8e4m3 and _SATURATES:
+            value = self._within(value, 448.0)
+        return self.emit("cast", value, attributes=CastAttributes(dtype))
+
+    def _within(self, value: Value, largest: float) -> Value:
+        """Numbers beyond the largest as that number; NaN as it is."""
+        for test, bound in (("gt", largest), ("lt", -largest)):
+            limit = self.constant(bound, value.type.dtype)
+            value = self.emit("select", self.emit(test, value, limit), limit, value)
+        return value
 
     def rounded(self, value: Value, dtype: DType) -> Value:
         """The end of a call that PyTorch computes in f32 for half types: a rounding that the user did not write."""

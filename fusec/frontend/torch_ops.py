@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from fusec.frontend.torch_contract import CONTRACTIONS
 from fusec.frontend.torch_convolution import CONVOLUTIONS
 from fusec.frontend.torch_create import CREATIONS
@@ -35,4 +37,9 @@ VALUES: dict[str, Lowering] = {
     **RESAMPLING,
 }
 
-__all__ = ["VALUES", "VIEWS"]
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
+MOVES = frozenset({"clone", "to", "_to_copy", "contiguous", "lift_fresh_copy", "type_as", "copy", "cat"})
+"""VALUES that take and give numbers of 8 bits, with which nothing is computed."""
+
+__all__ = ["FLOAT8", "MOVES", "VALUES", "VIEWS"]

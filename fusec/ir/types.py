@@ -15,7 +15,8 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, product
 from fusec.ir.indexing import most
 
-DTypeKind = Literal["float", "int", "uint", "bool", "complex"]
+DTypeKind = Literal["float", "float8", "int", "uint", "bool", "complex"]
+"""float8: numbers of 8 bits that are stored, moved and cast; no op computes with them."""
 
 NUMBER: tuple[DTypeKind, ...] = ("float", "int", "uint", "complex")
 REAL: tuple[DTypeKind, ...] = ("float", "int", "uint")
@@ -25,7 +26,7 @@ INEXACT: tuple[DTypeKind, ...] = ("float", "complex")
 INTEGER: tuple[DTypeKind, ...] = ("int", "uint")
 BITS: tuple[DTypeKind, ...] = ("int", "uint", "bool")
 BOOL: tuple[DTypeKind, ...] = ("bool",)
-ANY: tuple[DTypeKind, ...] = ("float", "int", "uint", "bool", "complex")
+ANY: tuple[DTypeKind, ...] = ("float", "float8", "int", "uint", "bool", "complex")
 
 Dim = int | Expr
 """A dimension: a plain integer, or an index expression over symbols such as ``B``."""
@@ -68,8 +69,8 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy dtype; bfloat16 comes from ml_dtypes."""
-        scalar: type[np.generic] | str = ml_dtypes.bfloat16 if self.name == "bf16" else _NUMPY_NAMES[self.name]
+        """The NumPy dtype; bfloat16 and those of 8 bits come from ml_dtypes."""
+        scalar: type[np.generic] | str = _ML_DTYPES.get(self.name) or _NUMPY_NAMES[self.name]
         return np.dtype(scalar)
 
     def rounded(self, value: complex) -> float:
@@ -86,6 +87,8 @@ class DType:
 _NUMPY_NAMES = {
     "f16": "float16",
     "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
     "f32": "float32",
     "f64": "float64",
     "i8": "int8",
@@ -101,10 +104,18 @@ _NUMPY_NAMES = {
     "c128": "complex128",
 }
 
+_ML_DTYPES: dict[str, type[np.generic]] = {
+    "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
+}
+
 f16 = DType("f16", "float", 16)
 bf16 = DType("bf16", "float", 16)
 f32 = DType("f32", "float", 32)
 f64 = DType("f64", "float", 64)
+f8e4m3 = DType("f8e4m3", "float8", 8)
+f8e5m2 = DType("f8e5m2", "float8", 8)
 i8 = DType("i8", "int", 8)
 i16 = DType("i16", "int", 16)
 i32 = DType("i32", "int", 32)
@@ -118,7 +129,7 @@ c64 = DType("c64", "complex", 64)
 c128 = DType("c128", "complex", 128)
 
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_, c64, c128)
+    d.name: d for d in (f16, bf16, f32, f64, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool_, c64, c128)
 }
 _BY_LONG_NAME = {d.long_name: d for d in DTYPES.values()}
 

@@ -302,6 +302,8 @@ def _read_member(archive: zipfile.ZipFile, name: str, manifest: Json) -> bytes:
 _SAFE_NAMES = {
     "f16": "F16",
     "bf16": "BF16",
+    "f8e4m3": "F8_E4M3",
+    "f8e5m2": "F8_E5M2",
     "f32": "F32",
     "f64": "F64",
     "i8": "I8",

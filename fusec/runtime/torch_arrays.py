@@ -227,7 +227,9 @@ class TorchArrays:
     def to_bytes(self, array: torch.Tensor) -> tuple[DType, tuple[int, ...], bytes]:
         dtype = dtype_of(array.dtype)
         plain = array.detach().cpu().contiguous()
-        raw = plain.view(torch.int16).numpy() if dtype.name not in _FROM_NUMPY and dtype.bits == 16 else plain.numpy()
+        word = torch.int16 if dtype.bits == 16 else torch.uint8
+        known = dtype.name in _FROM_NUMPY or dtype.bits not in (8, 16)
+        raw = plain.numpy() if known or dtype.is_integer else plain.view(word).numpy()
         return dtype, tuple(array.shape), raw.tobytes()
 
     def from_numpy(self, array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:

@@ -22,7 +22,7 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.indexing import round_up
 from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.ops import OPS
-from fusec.ir.types import DType, fixed
+from fusec.ir.types import DType, f32, fixed
 from fusec.tile.kernel import Kernel, Move, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
@@ -440,8 +440,8 @@ def _plain(i: Subscript) -> Index:
 
 
 def register_dtype(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype that a scalar of this type is computed in: half types widen to float32."""
-    return dtype.accumulator.numpy
+    """The NumPy dtype that a scalar of this type is computed in: half types, and those of 8 bits, widen to float32."""
+    return f32.numpy if dtype.kind == "float8" else dtype.accumulator.numpy
 
 
 def undefined_value(dtype: DType) -> Any:

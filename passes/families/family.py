@@ -52,9 +52,12 @@ class GpuMachine:
     def writes_cuda(self, context: LoweringContext) -> bool:
         """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones.
 
-        Maps and reductions alone go there where data say.
+        Maps and reductions alone go there where data say, and no numbers of 8 bits.
         """
         plain = all(op.name != "dot" for op in context.body.ops)
+        values = (*context.body.inputs, *(v for op in context.body.ops for v in op.results))
+        if any(v.type.dtype.kind == "float8" for v in values):
+            return False
         return self.cuda and not sizes_of(context.body) and (plain or not context.moves_results)
 
     def some(self, found: list[GpuSchedule], what: str) -> list[GpuSchedule]:

@@ -24,6 +24,7 @@ from triton.runtime.interpreter import TensorHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
+from float8_cases import CASES as FLOAT8
 from range_cases import CASES as RANGES
 from range_cases import DIMS, FEW_EXTENTS, sizes
 from scan_cases import CASES as SCANS
@@ -151,7 +152,7 @@ def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     made = []
     for value in graph.inputs:
         kind, shape = value.type.dtype, value.type.static_shape
-        if kind.is_float:
+        if kind.is_float or kind.kind == "float8":
             made.append(rng.standard_normal(shape).astype(kind.numpy))
         elif kind.name == "bool":
             made.append(rng.random(shape) > 0.3)
@@ -161,11 +162,19 @@ def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:
 
 
 def to_torch(array: np.ndarray[Any, Any], dtype: Any, strides: tuple[int, ...]) -> torch.Tensor:
-    source = torch.from_numpy(array.astype(np.float64) if dtype.is_float else array).to(torch_dtype(dtype))
+    if dtype.kind == "float8":
+        source = torch.from_numpy(array.view(np.uint8)).view(torch_dtype(dtype))
+    else:
+        source = torch.from_numpy(array.astype(np.float64) if dtype.is_float else array).to(torch_dtype(dtype))
     if not array.size:
         return source
     memory = torch.empty_strided(array.shape, strides, dtype=source.dtype)
     return memory.copy_(source)
+
+
+def _of_bytes(t: torch.Tensor) -> torch.Tensor:
+    """A tensor as kernels take it: numbers of 8 bits as these bits."""
+    return t.view(torch.uint8) if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def run(program: Program, arrays: list[torch.Tensor], **extents: int) -> list[torch.Tensor]:
@@ -198,7 +207,7 @@ def run(program: Program, arrays: list[torch.Tensor], **extents: int) -> list[to
             raise AssertionError(f"a library call: {step.attributes.target} {step.attributes.reason}")
         assert isinstance(step, Launch)
         taken = next(k.sizes for k in program.kernels if k.name == step.kernel)
-        namespace.launch(step.kernel, [tensor(slot) for slot in step.arguments], numbers(*taken))
+        namespace.launch(step.kernel, [_of_bytes(tensor(slot)) for slot in step.arguments], numbers(*taken))
     return [tensor(slot) for slot in program.outputs]
 
 
@@ -232,6 +241,7 @@ def error_of(text: str, schedule: GpuSchedule | None = None, *, beside_eager: bo
     for output, wanted, own in zip(found, interpret(graph, given, float64=True), eager, strict=True):
         got = output.double().numpy() if output.dtype.is_floating_point else output.numpy().astype(np.float64)
         assert got.shape == wanted.shape, (got.shape, wanted.shape)
+        wanted = np.asarray(wanted, np.float64)
         assert (np.isnan(got) == np.isnan(wanted)).all(), "NaN where there is none, or the reverse"
         if beside_eager:
             worst = max(worst, float(np.abs(got - wanted).max() / np.abs(own.astype(np.float64) - wanted).max()))
@@ -263,7 +273,7 @@ if __name__ == "__main__":
     _patch_interpreter()
     fusec.build.compile_module = lambda program: None
     results: dict[str, Any] = {}
-    texts = CASES | WRITES | SCANS | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
+    texts = CASES | WRITES | SCANS | FLOAT8 | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
     cut = CUT | CUT_SCANS
     for name in sys.argv[1:] or (*texts, *cut, *(f"{name}, ranges" for name in RANGES)):
         try:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parent))
+from float8_cases import CASES as FLOAT8
 from scan_cases import CASES as SCANS
 from scan_cases import CUT, plain
 from triton_cases import CASES, linear, sdpa, windows
@@ -57,6 +58,12 @@ def test_what_the_interpreter_forgives_compiles(name: str) -> None:
 def test_scans_compile(name: str, target: str) -> None:
     kernels = lower(parse(SCANS[name]), target).program.kernels
     assert compile_kernels(kernels, gpu_target(target)).binaries.keys() == {k.name for k in kernels}
+
+
+@pytest.mark.parametrize("name", list(FLOAT8))
+def test_numbers_of_8_bits_compile(name: str) -> None:
+    kernels = lower(parse(FLOAT8[name]), "cuda:sm_90").program.kernels
+    assert compile_kernels(kernels, gpu_target("cuda:sm_90")).binaries.keys() == {k.name for k in kernels}
 
 
 @pytest.mark.parametrize("reverse", [False, True])

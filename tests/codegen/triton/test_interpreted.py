@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
+from float8_cases import CASES as FLOAT8
 from range_cases import CASES as RANGES
 from scan_cases import CASES as SCANS
 from scan_cases import CUT as CUT_SCANS
@@ -50,6 +51,13 @@ def test_scans(name: str, results: dict[str, Any]) -> None:
     error, kinds = found
     assert error < tolerance(SCANS[name] if name in SCANS else CUT_SCANS[name][0]), found
     assert kinds == "scan"
+
+
+@pytest.mark.parametrize("name", list(FLOAT8))
+def test_numbers_of_8_bits(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    assert found[0] < (2**-3 if "bf16" in FLOAT8[name] else 1e-6), found
 
 
 @pytest.mark.parametrize("name", list(WRITES))

@@ -223,7 +223,7 @@ def test_a_users_rounding_cast_stays(first: str, second: str) -> None:
 
 
 def test_exact_casts_are_those_that_lose_no_integer() -> None:
-    real = [d for d in DTYPES.values() if d.kind != "complex"]
+    real = [d for d in DTYPES.values() if d.kind not in ("complex", "float8")]
     for source in real:
         if source.is_float:
             continue
