@@ -155,6 +155,8 @@ def integer_range(r: Rewriter, value: Value) -> Range:
             return _within(value.type.dtype, (0, bounds(sub(extent, 1))[1]))
         case "add" | "sub" | "minimum" | "maximum":
             return _within(value.type.dtype, _combine(made.name, *(integer_range(r, v) for v in made.operands)))
+        case "gather":  # finds nothing else: an index out of range is an error
+            return integer_range(r, made.operands[0])
         case _ if made.definition.kind == "view":
             return integer_range(r, made.operands[0])
         case "cast" if made.operands[0].type.dtype.is_integer:

@@ -11,6 +11,7 @@ from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
 from fusec.passes.canonicalize.layouts import LAYOUT_RULES
+from fusec.passes.canonicalize.one_hot import ONE_HOT_RULES
 from fusec.passes.canonicalize.scans import SCAN_RULES
 from fusec.passes.canonicalize.sinks import SINK_RULES
 from fusec.passes.canonicalize.strides import STRIDE_RULES
@@ -30,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *CONTRACTION_RULES,
     *WINDOW_RULES,
+    *ONE_HOT_RULES,
     *ARITHMETIC_RULES,
 )
 
