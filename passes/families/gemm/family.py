@@ -38,7 +38,7 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 
 def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
-    return library_convolution(context, target) or library_alternatives(context)
+    return library_convolution(context, target) or library_alternatives(context, target)
 
 
 def _pieces(context: LoweringContext) -> list[Alternative]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -15,10 +16,13 @@ from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
+from fusec.passes.contraction import contraction
+from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import MATMUL
 from fusec.runtime.matmuls import Matmul, matmul_to_text
+from fusec.target.gpu import GpuTarget
 from fusec.tile.views import same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"
@@ -35,11 +39,18 @@ class Found:
     covered: frozenset[Op]
 
 
-def library_alternatives(context: LoweringContext) -> list[Alternative]:
+_SHARE, _AROUND = 0.85, 8e-6
+"""Of a GPU's rate, and seconds around it, within which the library multiplies what is bound by that rate. It is sooner
+by up to a fifth (H200, TFLOP/s: 768×3072 results of K 8192 712, 300×4096 of 4096 428, 8192×1152 of 4304 662). A kernel
+of ours that needs longer than this has no good schedule for the shape: 72 tiles of 128×256 for 132 SMs took 76 µs,
+the library 54."""
+
+
+def library_alternatives(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
     """Ways that call the library for each matmul of 16-bit operands in memory; none where that does not fit.
 
     The library rounds each matmul (with its bias) to 16 bits, as the code as written does, so groups with wider
-    results are left alone.
+    results are left alone. A time is predicted where the group is one matmul and nothing else.
     """
     body = context.body
     dots = context.anchors("dot")
@@ -50,7 +61,9 @@ def library_alternatives(context: LoweringContext) -> list[Alternative]:
     plain = [_matmul(context, dot, None) for dot in dots]
     biased = [_matmul(context, dot, _bias_of(context, dot)) for dot in dots]
     if all(p is not None for p in plain):
-        found.append(_alternative("library matmul", [p for p in plain if p is not None]))
+        calls = [p for p in plain if p is not None]
+        alone = len(calls) == 1 and list(context.body.outputs) == [calls[0].value]
+        found.append(_alternative("library matmul", calls, _seconds(dots[0], context, target) if alone else inf))
     if all(p is not None for p in biased) and any(p is not None and _has_bias(p) for p in biased):
         found.append(_alternative("library matmul with bias", [p for p in biased if p is not None]))
     if len(dots) == 1 and biased[0] is not None:
@@ -70,8 +83,16 @@ def _is_rounded(context: LoweringContext, value: Value) -> bool:
     return value.type.dtype.bits <= 16
 
 
-def _alternative(text: str, matmuls: Sequence[Found]) -> Alternative:
-    return Alternative(text, lambda context: pieces_of(context, matmuls))
+def _alternative(text: str, matmuls: Sequence[Found], seconds: float = inf) -> Alternative:
+    return Alternative(text, lambda context: pieces_of(context, matmuls), seconds)
+
+
+def _seconds(dot: Op, context: LoweringContext, target: GpuTarget) -> float:
+    """Within which the library computes a matmul alone."""
+    rates = target.rates
+    flops = 2.0 * dot.result.type.size * contraction(dot).k
+    moved = rates.moved(bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs))
+    return _AROUND + max(flops / (_SHARE * rates.tensor), moved)
 
 
 def pieces_of(context: LoweringContext, matmuls: Sequence[Found]) -> Pieces:

@@ -20,6 +20,9 @@ from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.calls import bind_call  # noqa: E402
+from fusec.target.gpu import gpu_target  # noqa: E402
+
+CARD = gpu_target("cuda:sm_90")
 
 LINEAR = """graph @f(%x: bf16[4, 32, 64], %w: bf16[48, 64], %b: bf16[48]) {{
   %h = linear(%x, %w, %b) : bf16[4, 32, 48]
@@ -63,7 +66,7 @@ def frame_of(text: str) -> LoweringContext:
 
 
 def names(text: str) -> list[str]:
-    return [a.text.removeprefix("library matmul").strip() for a in library_alternatives(frame_of(text))]
+    return [a.text.removeprefix("library matmul").strip() for a in library_alternatives(frame_of(text), CARD)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_pieces_give_what_the_group_gives(case: str) -> None:
     rng = np.random.default_rng(0)
     given = [rng.standard_normal(v.type.static_shape).astype(bf16.numpy) for v in context.body.inputs]
     wanted = interpret(context.body, given, float64=True)
-    for alternative in library_alternatives(context):
+    for alternative in library_alternatives(context, CARD):
         pieces = alternative.lower(context)
         assert isinstance(pieces, Pieces)
         for found, exact in zip(run(pieces, context.body, given), wanted, strict=True):
@@ -133,8 +136,24 @@ def _group(op: Op, operands: list[Any]) -> list[Any]:
 def test_operands_may_lie_in_any_strides() -> None:
     context = frame_of(CASES["gated"])
     x, g, *_ = context.body.inputs
-    assert library_alternatives(LoweringContext(context.op, {**context.strides, x: (1, 20)}, "group"))
-    assert library_alternatives(LoweringContext(context.op, {**context.strides, g: (400, 3)}, "group"))
+    assert library_alternatives(LoweringContext(context.op, {**context.strides, x: (1, 20)}, "group"), CARD)
+    assert library_alternatives(LoweringContext(context.op, {**context.strides, g: (400, 3)}, "group"), CARD)
     linear = frame_of(CASES["linear"])
     gapped = LoweringContext(linear.op, {**linear.strides, linear.body.inputs[0]: (5000, 64, 1)}, "group")
-    assert not library_alternatives(gapped)  # its rows are no one axis
+    assert not library_alternatives(gapped, CARD)  # its rows are no one axis
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "chosen"),
+    [(768, 3072, True), (3072, 768, True), (50304, 768, False)],  # 72 tiles for 132 SMs; 1179
+)
+def test_the_call_is_chosen_where_no_schedule_fills_the_card(rows: int, columns: int, chosen: bool) -> None:
+    text = f"""graph @f(%g: bf16[8192, {rows}], %x: bf16[8192, {columns}]) {{
+      %w = dot(%g, %x) {{contract=[0]x[0]}} : bf16[{rows}, {columns}]
+      return %w
+    }}"""
+    assert (not lower(parse(text), "cuda:sm_90").program.kernels) == chosen
+
+
+def test_no_time_is_predicted_for_calls_with_kernels_beside_them() -> None:
+    assert [a.seconds < float("inf") for a in library_alternatives(frame_of(CASES["linear"]), CARD)] == [False] * 2
