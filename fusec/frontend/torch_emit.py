@@ -72,12 +72,14 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
     return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in tensor.shape), str(tensor.device))
 
 
-def has_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether an image or a volume lies in memory with its channels last, and in no other order."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if tensor.dim() not in formats or not all(isinstance(n, int) for n in tensor.shape) or tensor.is_contiguous():
-        return False
-    return tensor.is_contiguous(memory_format=formats[tensor.dim()])
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A tensor's axes in the order in which it lies in memory, without gaps; as they are where it lies in no such."""
+    axes = tuple(range(tensor.dim()))
+    if not all(isinstance(n, int) for n in tensor.shape) or tensor.is_contiguous():
+        return axes
+    long = sorted((a for a in axes if tensor.shape[a] != 1), key=lambda a: -tensor.stride(a))
+    order = tuple(a if tensor.shape[a] == 1 else long.pop(0) for a in axes)
+    return order if tensor.permute(order).is_contiguous() else axes
 
 
 def extents(value: Value) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from fusec.frontend.environment import Unwatched
 from fusec.frontend.steps import Step
 from fusec.frontend.torch_backwards import BACKWARDS
 from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
-from fusec.frontend.torch_emit import Declined, has_channels_last, tensor_type
+from fusec.frontend.torch_emit import Declined, memory_order, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
     grouped_matmul,
@@ -55,7 +55,6 @@ from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap, takes_ou
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.chosen_calls import RESAMPLING
-from fusec.ir.library_calls import channels_last
 from fusec.ir.nodes import Value
 
 Arguments = tuple[Any, ...]
@@ -406,19 +405,22 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedOpError(
                 f"{target} can't be kept as a library call: {error}", self.emitter.location
             ) from None
-        last = tuple(k for k, out in enumerate(outs) if shared is None and has_channels_last(out))
-        types = tuple(map(tensor_type, outs))
-        types = tuple(channels_last(t) if k in last else t for k, t in enumerate(types))
+        orders = [memory_order(out) if shared is None else tuple(range(out.dim())) for out in outs]
+        types = tuple(t.with_shape(tuple(t.shape[a] for a in o)) for t, o in zip(map(tensor_type, outs), orders))
+        moved = any(list(order) != sorted(order) for order in orders)
         results = self.builder.op(
             "extern",
             *operands,
             attributes=ExternAttributes(
-                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None, positions
+                *(target, arguments, types, reason, tuple(sorted(strided))),
+                orders=tuple(a for order in orders for a in order) if moved else (),
+                shows=shared is not None,
+                positions=positions,
             ),
             names=["."] * len(types),
             location=self.emitter.location,
         )
-        results = tuple(self.emitter.channels_first(v) if k in last else v for k, v in enumerate(results))
+        results = tuple(self.emitter.permute(v, [o.index(a) for a in sorted(o)]) for v, o in zip(results, orders))
         sealed = f"the library call {target} may share" if shared is not None else ""
         if shared is not None:
             shared.memory.sealed = sealed

@@ -208,10 +208,11 @@ class ExternAttributes(Attributes):
     ``target`` names it (``aten.sort.stable``, ``numpy.sort``). ``arguments`` is the text of a Python tuple
     and dict of its arguments, ``$0``, ``$1``, ... standing for the operands. ``reason`` says why it is not compiled.
     ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
-    contiguous, as the function gave them, and what it calls may count on that. ``channels_last``: results (their
-    numbers) whose second axis in the library is the last one here, as it is in memory. ``shows``: the results may lie
-    in an operand's memory (views of another dtype), so that a copy of one is a copy. ``positions``: where the results
-    stand in the tuple that the library gives, which may hold more; none where they are all of it.
+    contiguous, as the function gave them, and what it calls may count on that. ``orders``: the library's axes of each
+    result, one result after the other, in the order of memory, in which ``types`` has them; none where all are as the
+    library has them. ``shows``: the results may lie in an operand's memory (views of another dtype), so that a copy of
+    one is a copy. ``positions``: where the results stand in the tuple that the library gives, which may hold more; none
+    where they are all of it.
     """
 
     target: str
@@ -219,9 +220,15 @@ class ExternAttributes(Attributes):
     types: tuple[TensorType, ...]
     reason: str = ""
     strided: tuple[int, ...] = ()
-    channels_last: tuple[int, ...] = ()
+    orders: tuple[int, ...] = ()
     shows: bool = False
     positions: tuple[int, ...] = ()
+
+    def order_of(self, result: int) -> tuple[int, ...]:
+        """The library's axes of a result, by its number, in the order of memory."""
+        rank = self.types[result].rank
+        start = sum(t.rank for t in self.types[:result])
+        return self.orders[start : start + rank] or tuple(range(rank))
 
 
 @dataclass(frozen=True)

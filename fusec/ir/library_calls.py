@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.ir.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,6 @@ def matrix_to_json(m: Matrix) -> Any:
 def matrix_from_json(data: Any) -> Matrix:
     operand, sizes, strides, offset = data
     return Matrix(int(operand), tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
-
-
-def channels_last(type: TensorType) -> TensorType:
-    """The type of an image, its second axis last."""
-    batch, channels, *spatial = type.shape
-    return type.with_shape((batch, *spatial, channels))
-
-
-def channels_second(type: TensorType) -> TensorType:
-    """The type of an image, its last axis second."""
-    batch, *spatial, channels = type.shape
-    return type.with_shape((batch, channels, *spatial))
 
 
 MOST_TAPS = 27

@@ -34,7 +34,7 @@ from fusec.runtime import isa
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 GRAPH = "graph.ir"

@@ -19,7 +19,7 @@ import numpy as np
 
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.library_calls import CONVOLUTION, channels_second
+from fusec.ir.library_calls import CONVOLUTION
 from fusec.ir.types import Dim, TensorType
 from fusec.runtime.code import Scope, make_function, spell_tuple
 from fusec.runtime.convolutions import bind_convolution
@@ -48,8 +48,8 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     """
     if attributes.target == CONVOLUTION:
         return bind_convolution(attributes.arguments)
-    if attributes.channels_last:
-        return _with_channels_last(attributes)
+    if attributes.orders:
+        return _in_memory_order(attributes)
     function, kind = _resolve(attributes.target)
     args, kwargs = parse_arguments(attributes.arguments)
     if attributes.target == CHECK_INDEX:
@@ -80,14 +80,17 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     return make_function("call", ["*operands"], [*lines, f"return {scope.bind(results, 'results')}(result)"], scope)
 
 
-def _with_channels_last(attributes: ExternAttributes) -> Prepared:
-    """PyTorch's call, some of its results shown with their channels last."""
-    moved = attributes.channels_last
-    types = tuple(channels_second(t) if k in moved else t for k, t in enumerate(attributes.types))
-    run = prepare(replace(attributes, types=types, channels_last=()))
+def _in_memory_order(attributes: ExternAttributes) -> Prepared:
+    """PyTorch's call, its results shown with their axes in the order of memory."""
+    orders = [attributes.order_of(k) for k in range(len(attributes.types))]
+    types = tuple(
+        t.with_shape(tuple(t.shape[order.index(axis)] for axis in range(t.rank)))
+        for t, order in zip(attributes.types, orders)
+    )
+    run = prepare(replace(attributes, types=types, orders=()))
 
     def call(*operands: Any) -> list[Any]:
-        return [result.movedim(1, -1) if k in moved else result for k, result in enumerate(run(*operands))]
+        return [result.permute(order) for result, order in zip(run(*operands), orders)]
 
     return call
 

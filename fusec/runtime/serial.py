@@ -289,7 +289,7 @@ def _step_to(step: Step, numbers: dict[Location, int]) -> Json:
         case Call(attributes, arguments, results, location):
             types = [type_to_json(t) for t in attributes.types]
             record = [attributes.target, attributes.arguments, types, attributes.reason]
-            more = [list(attributes.strided), list(attributes.channels_last), list(attributes.positions)]
+            more = [list(attributes.strided), list(attributes.orders), list(attributes.positions)]
             record += more if any(more) else []
             return ["call", record, list(arguments), list(results), _location_to(location, numbers)]
 
@@ -302,9 +302,9 @@ def _step_from(data: Json, locations: Sequence[Location], symbols: Symbols) -> S
             return Pack(kernel, _numbers(arguments), cacheable)
         case ["call", [target, text, types, reason, *more], arguments, results, location]:
             made = tuple(type_from_json(t, symbols) for t in types)
-            strided, channels_last, standing = map(_numbers, [*more, [], [], []][:3])
+            strided, orders, standing = map(_numbers, [*more, [], [], []][:3])
             named = (str(target), str(text), made, str(reason))
-            record = ExternAttributes(*named, strided, channels_last, positions=standing)
+            record = ExternAttributes(*named, strided, orders, positions=standing)
             return Call(record, _numbers(arguments), _numbers(results), _location_from(location, locations))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 

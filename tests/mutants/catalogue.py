@@ -1124,10 +1124,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/codegen/tvm/test_emit.py",),
     ),
     Mutant(
-        "channels_last_results_not_shown_so",
+        "results_in_another_order_not_shown_so",
         "fusec.frontend.torch_trace",
         "Trace._extern",
-        "self.emitter.channels_first(v) if k in last else v",
+        "self.emitter.permute(v, [o.index(a) for a in sorted(o)])",
         "v",
         ("tests/runtime/test_library.py",),
     ),

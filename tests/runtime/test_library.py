@@ -95,7 +95,7 @@ def test_results_with_their_channels_last():
     """They are given as the library made them, without a copy."""
     x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
     types = (TensorType(f32, (2, 3, 3, 8)),)
-    attributes = ExternAttributes("aten._adaptive_avg_pool2d.default", "(($0, (3, 3)), {})", types, channels_last=(0,))
+    attributes = ExternAttributes("aten._adaptive_avg_pool2d.default", "(($0, (3, 3)), {})", types, orders=(0, 2, 3, 1))
     (made,) = run_extern(attributes, [x])
     assert made.is_contiguous()
     torch.testing.assert_close(made.movedim(-1, 1), torch.nn.functional.adaptive_avg_pool2d(x, 3))
@@ -140,9 +140,31 @@ def test_calls_on_images(name, last, tmp_path):
             assert ours.stride() == theirs.stride()
 
 
+@pytest.mark.parametrize(
+    ("call", "shape", "order"),
+    [
+        (torch.linalg.inv, (3, 5, 5), [0, 2, 1]),
+        (lambda x: torch.linalg.qr(x)[0], (6, 4), [1, 0]),
+        (lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0], (2, 3, 8, 4), [0, 2, 1, 3]),
+    ],
+)
+def test_results_in_another_order_of_memory(call, shape, order):
+    """They are read where they lie, and results of kernels on them have eager's strides."""
+    x = torch.rand(shape) + 4 * torch.eye(*shape[-2:])
+    graph = fusec.trace(call, x)
+    (op,) = (op for op in graph.ops if op.name == "extern")
+    assert list(op.attributes.order_of(0)) == order
+    function = fusec.jit(lambda x: call(x) * 2)
+    for _ in range(2):
+        ours, theirs = function(x), call(x) * 2
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert "copy" not in fusec.explain(function, x)
+
+
 def test_a_call_with_channels_last_in_text():
     graph = fusec.trace(CALLS["bilinear"], torch.randn(2, 8, 5, 7).to(memory_format=torch.channels_last))
-    assert "channels_last=" in str(graph)
+    assert "orders=[0, 2, 3, 1]" in str(graph)
     assert str(fusec.parse(str(graph))) == str(graph)
 
 
