@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from fusec.errors import FusecError
 from fusec.ir.library_calls import Matrix, matrix_from_json, matrix_to_json
 
 ACTIVATIONS = ("none", "relu", "gelu")
+
+_threads = threading.local()
+"""``begun`` in threads where CUDA's runtime has been called."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ def bind_matmul(text: str) -> Callable[..., Sequence[Any]]:
     p = matmul_from_text(text)
 
     def run(*operands: torch.Tensor) -> list[torch.Tensor]:
+        if not _threads.__dict__ and operands[0].is_cuda:
+            # PyTorch's backward has a thread of its own, where cuBLAS warns that no context is current before this
+            torch.cuda.is_current_stream_capturing()
+            _threads.begun = True
         with torch.no_grad():
             a, b = see(p.lhs, operands), see(p.rhs, operands)
             if p.bias is None:
