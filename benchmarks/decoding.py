@@ -1,13 +1,14 @@
 """Table of tokens on a GPU: plain code that writes a preallocated cache in place, one token of each sequence a call.
 
 ``python -m benchmarks.decoding [--batches 1,16] [--layers N] [--rounds N] [--out FILE]``. Peers are called in turn in
-one process, as a loop of tokens calls them: back to back, on the caches that they have just written. ``apart``: logits
-are not compared, tokens are; where they differ the number of sequences is shown.
+one process, as a loop of tokens calls them: back to back, on the caches that they have just written. ``apart``: the
+sequences whose token is not that of the same model in float32, of fusec and of eager.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import time
@@ -58,6 +59,12 @@ def seconds(call: Callable[..., Any], args: tuple[Any, ...], rounds: int) -> flo
     return statistics.median(found)
 
 
+def in_float32(model: Llama, args: tuple[Any, ...], together: bool) -> Any:
+    """The tokens that the model gives where weights and caches are of float32."""
+    with torch.no_grad():
+        return copy.deepcopy(model).float()(*args[:2], args[2].float(), args[3].float(), together)
+
+
 def row(model: Llama, batch: int, context: int, together: bool, rounds: int, copied: float) -> str:
     args = arguments(model, batch, context, 2 * context)
     times: dict[str, float] = {}
@@ -82,10 +89,11 @@ def row(model: Llama, batch: int, context: int, together: bool, rounds: int, cop
     mine = min((t for name, t in times.items() if name.startswith("fusec")), default=float("nan"))
     cells = [f"{times[name] * 1e3:.3f}" if name in times else "–" for name in NAMES]
     reached = 100 * model.nbytes(batch, context) / mine / copied
-    apart = int((tokens["fusec"] != tokens["eager"]).sum()) if {"fusec", "eager"} <= tokens.keys() else -1
+    exact = in_float32(model, args, together)
+    apart = ", ".join(str(int((tokens[n] != exact).sum())) if n in tokens else "–" for n in ("fusec", "eager"))
     how = "index_copy_" if together else "a position each"
     title = f"batch {batch}, {context} of {2 * context}, {how}"
-    rest = (f"{best / mine:.2f}", f"{reached:.0f} %", str(apart), f"{first.get('fusec', 0):.1f}")
+    rest = (f"{best / mine:.2f}", f"{reached:.0f} %", apart, f"{first.get('fusec', 0):.1f}")
     return f"| {' | '.join((title, *cells, *rest))} |"
 
 
@@ -100,7 +108,8 @@ def main() -> None:
     copied = copy_bandwidth(Clock())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {copied / 1e9:.0f} GB/s", file=sys.stderr)
     model = Llama(given.layers)
-    columns = ("a token", *(f"{n}, ms" for n in NAMES), "best ÷ fusec", "of copy", "tokens apart", "first call, s")
+    others = ("best ÷ fusec", "of copy", "apart: fusec, eager", "first call, s")
+    columns = ("a token", *(f"{n}, ms" for n in NAMES), *others)
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for batch in map(int, given.batches.split(",")):
         for together in (True, False):
