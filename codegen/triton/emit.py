@@ -17,7 +17,7 @@ from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
 from fusec.tile.kernel import Kernel, is_in_range, subscript_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Load, Subscript, loads
+from fusec.tile.scalar import Buffer, Load, Subscript, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -102,14 +102,17 @@ def _nan_minimum(a, b):
 @triton.jit
 def _from_f8e4m3(x):
     size = (x & 0x7F).to(tl.int32)
-    number = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
-    number = tl.where(size == 0x7F, float("nan"), number)
-    return tl.where(x >= 0x80, -number, number)
+    number = ((size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36).to(tl.int32, bitcast=True)  # 2**120
+    found = tl.where(size == 0x7F, 0x7FC00000, number)
+    return (found | ((x & 0x80).to(tl.int32) << 24)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _from_f8e5m2(x):
-    return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    size = (x & 0x7F).to(tl.int32)
+    number = ((size << 21).to(tl.float32, bitcast=True) * 5.192296858534828e33).to(tl.int32, bitcast=True)  # 2**112
+    found = tl.where(size >= 0x7C, (size << 21) | 0x7F800000, number)
+    return (found | ((x & 0x80).to(tl.int32) << 24)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -133,6 +136,26 @@ def _to_f8e5m2(x):
     found = tl.where(size < 0x38800000, small, usual)
     found = tl.where(size >= 0x47800000, tl.where(size > 0x7F800000, 0x7F, 0x7C), found)
     return (found | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _reciprocal(b):
+    # A power of two that keeps the divisor in range, and 1 / b as a sum of two numbers, to 46 digits. 0, infinity and
+    # NaN have nothing to add.
+    scale = tl.where(tl.abs(b) < 5.421010862427522e-20, 18446744073709551616.0, 1.0)  # 2**-64, 2**64
+    scale = tl.where(tl.abs(b) > 18446744073709551616.0, 5.421010862427522e-20, scale)
+    b = b * scale
+    near = tl.div_rn(tl.full((), 1.0, tl.float32), b)
+    high = near * 0.9999998807907104  # 1 - 2**-23
+    low = tl.fma(-b, high, tl.full((), 1.0, tl.float32)) * near
+    usual = (tl.abs(b) > 0) & (tl.abs(b) <= 18446744073709551616.0)
+    return scale, tl.where(usual, high, near), tl.where(usual, low, near)
+
+
+@triton.jit
+def _quotient(a, scale, high, low):
+    a = a * scale
+    return tl.fma(a, low, a * high)
 
 
 @triton.jit
@@ -337,12 +360,7 @@ class _Emitter(Scalars):
 
     def _store(self, s: Store) -> None:
         self.domain = s.domain
-        eight = s.target.dtype.kind == "float8"
-        of_cast = eight and isinstance(s.value, Apply) and s.value.op == "cast" and s.value.dtype is s.target.dtype
-        stored = s.value.args[0] if of_cast and isinstance(s.value, Apply) else s.value
-        value = self.scalar(stored)
-        if eight:
-            value = f"_to_{s.target.dtype}(tl.cast({value}, tl.float32))"
+        value = self.eight_bits(s.value, s.target.dtype) if s.target.dtype.kind == "float8" else self.scalar(s.value)
         if s.target.dtype.name == "bool":
             value = f"({value} != 0)"
         shape = ", ".join(str(i.extent) for i in s.domain)

@@ -22,10 +22,11 @@ from fusec.codegen.triton.text import Text
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, sub, symbols_of, terms_of
 from fusec.ir.indexing import needs_int64
+from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, symbols_in
 
 PASSING = ', eviction_policy="evict_first"'
 """Of what is read for the last time, and of what is written then: cache is for rows that are still to be read again."""
@@ -36,7 +37,8 @@ class Scalars(Text):
 
     With ``describes`` blocks come through tensor descriptors where their layout allows. ``outer`` are the grid's
     iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a matmul;
-    ``shares``: several results are computed together; ``texts``: of their parts that were spelled, by identity.
+    ``eight``: results of 8 bits are stored; ``shares``: several results are computed together; ``texts``: of their
+    parts that were spelled, by identity.
     """
 
     def __init__(self, kernel: Kernel, describes: bool) -> None:
@@ -45,6 +47,7 @@ class Scalars(Text):
         self.descriptors: dict[Descriptor, str] = {}
         outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
         results = outputs if kernel.final is None else [kernel.final]
+        self.eight = any(d.kind == "float8" for d in results)
         self.fast = all((not d.is_float or d.bits < 32) and d.kind != "float8" for d in results)
         self.coarse = all((not d.is_float or d.name == "bf16") and d.kind != "float8" for d in results)
         self.names: dict[Buffer, str] = {}
@@ -139,12 +142,34 @@ class Scalars(Text):
             return wide if source.bits <= 8 else f"{wide}.to({type_name(e.dtype)}).to(tl.float32)"
         return f"{text}.to(tl.float32)" if half else text
 
+    def eight_bits(self, e: ScalarExpr, dtype: DType) -> str:
+        """The bits of a number of 8 bits: what is moved keeps those that it has."""
+        match e:
+            case Load() if e.dtype is dtype and e.buffer.space == "parameter":
+                return self._read(e)
+            case Apply("select", (condition, a, b)):
+                return f"tl.where({self.scalar(condition)}, {self.eight_bits(a, dtype)}, {self.eight_bits(b, dtype)})"
+            case Apply("cast", (inner,)) if e.dtype is dtype:
+                return f"_to_{dtype}(tl.cast({self.scalar(inner)}, tl.float32))"
+        return f"_to_{dtype}(tl.cast({self.scalar(e)}, tl.float32))"
+
+    def _is_shared_divisor(self, e: Apply) -> bool:
+        """Whether all of a row is divided by one number, by the rounding of eight bits."""
+        if e.op != "div" or not self.eight or e.dtype.name == "f64" or not self.domain:
+            return False
+        along = self.domain[-1].var
+        a, b = e.args
+        return along in symbols_in(a) and along not in symbols_in(b) and not self._is_number(b)
+
     def _apply(self, e: Apply) -> str:
         guarded = self._guarded(e)
         if guarded is not None:
             condition, load, other = guarded
             return self._widened(load, self._read(load, where=self.scalar(condition), other=self._constant(other)))
         args = [self.scalar(a) for a in e.args]
+        if self._is_shared_divisor(e):
+            parts = self.once(f"_reciprocal({args[1]})", "reciprocal")
+            return f"_quotient({args[0]}, {parts}[0], {parts}[1], {parts}[2])"
         table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
         if e.dtype.name == "f64" and e.op in DOUBLE:
             table = DOUBLE

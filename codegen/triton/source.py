@@ -14,12 +14,15 @@ from typing import Any
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, LaunchGrid, TritonKernel, emit_kernel
-from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
+from fusec.codegen.triton.spelling import BEGIN, EIGHT_BITS, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
 from fusec.errors import CodegenError
 from fusec.ir.index import Symbol
 from fusec.ir.indexing import evaluate
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
+
+CONVERTS_EIGHT_BITS = 89
+"""The least compute capability, times ten, with an instruction that rounds to 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}\n\n{WIDEN[target.backend]}\n\n{ERF}"
     if target.overlaps:
         header += f"\n\n{BEGIN}"
+    if target.backend == "cuda" and isinstance(target.arch, int) and target.arch >= CONVERTS_EIGHT_BITS:
+        header += f"\n\n{EIGHT_BITS}"
     return ModuleSource(tuple(_kernel_source(k, target) for k in kernels), header)
 
 
@@ -143,6 +148,7 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
         module._tanh = interpreted.tanh  # type: ignore[attr-defined]
         module._widen = interpreted.widen  # type: ignore[attr-defined]
         module._begin = interpreted.begin  # type: ignore[attr-defined]
+        module._to_f8e4m3 = interpreted.to_f8e4m3  # type: ignore[attr-defined]
     every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]
     functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in every}
     return LoadedSource(source, functions)

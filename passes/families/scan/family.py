@@ -46,7 +46,19 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     bits, stream = largest.type.dtype.bits, stream_of(context.body)
     found: list[GpuSchedule] = []
     if machine.triton:
-        found += scan_candidates(rows, length, bits, machine.target, stream, across=across, outer=outer, cuts=cuts)
+        dear = any(op.definition.reduction.combine == "logaddexp" for op in scans_of(context))
+        found += scan_candidates(
+            rows,
+            length,
+            bits,
+            machine.target,
+            stream,
+            across=across,
+            outer=outer,
+            cuts=cuts,
+            dear=dear,
+            reverse=attributes_of(context).reverse,
+        )
     return machine.some(found, "scan")
 
 
