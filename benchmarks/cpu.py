@@ -46,6 +46,7 @@ from benchmarks.workloads import (
     memory,
     minilm,
     rowwise,
+    scans,
     scores,
     windows,
 )
@@ -61,6 +62,7 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "memory": memory.rows,
     "elementwise": elementwise.rows,
     "rowwise": rowwise.rows,
+    "scans": scans.rows,
     "windows": windows.rows,
     "minilm": minilm.rows,
     "bert": bert.rows,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workloads import scores
+from benchmarks.workloads import scans, scores
 
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
@@ -287,6 +287,19 @@ def _score_spaces(b: int, h: int, n: int, d: int) -> list[Work]:
     return [*forward, of("difference of sigmoids, causal", scores.difference, halves, 2 * points * d), *backward]
 
 
+def _scans() -> list[Work]:
+    """Of f32; what is quantised is stored in 8 bits."""
+
+    def of(name: str, function: Function, *shape: int) -> Work:
+        moved = {scans.quantised: 5.0, scans.running_maximum: 16.0}.get(function, 8.0) * math.prod(shape)
+        single = function not in (scans.running_maximum, scans.quantised)
+        arguments = lambda: (torch.randn(*shape, device="cuda"),)  # noqa: E731
+        return Work(name, function, arguments, moved, "GB/s", autotuned=False, exact=single)
+
+    few = of("cumsum 1×2²⁴", scans.running_sum, 1, 1 << 24)
+    return [*(of(f"{name} 4096×8192", function, 4096, 8192) for name, function in scans.ALL.items()), few]
+
+
 def works() -> list[Work]:
     rows, columns = 16384, 8192
     size = 2.0 * rows * columns
@@ -333,6 +346,7 @@ def works() -> list[Work]:
         Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * vocabulary, "GB/s", autotuned=False),
         Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * vocabulary, "GB/s", autotuned=False),
         Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
+        *_scans(),
         Work("transpose·2 16384×8192", transposed, wide(1, 0), 2 * size, "GB/s", autotuned=False),
         Work(
             "Llama-8B layer 2×4096",
