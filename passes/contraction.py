@@ -17,6 +17,9 @@ class Contraction:
     """A dot's axes by role: extents of batch, M, N and K.
 
     Flattened, they are integers, the largest that they can be; ``extents`` holds them as they are.
+
+    outer_rows, outer_columns: how many of the first axes of rows and of columns are the last ones of ``batch`` instead:
+    one operand alone changes along them (:meth:`with_outer`).
     """
 
     op: Op
@@ -24,6 +27,8 @@ class Contraction:
     rows: tuple[Dim, ...]
     columns: tuple[Dim, ...]
     inner: tuple[Dim, ...]
+    outer_rows: int = 0
+    outer_columns: int = 0
 
     @property
     def m(self) -> int:
@@ -45,14 +50,28 @@ class Contraction:
     def extents(self) -> Extents:
         return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
 
+    def with_outer(self, rows: int, columns: int) -> Contraction:
+        """The same with so many of the first axes of rows and of columns in the batch."""
+        batch = (*self.batch, *self.rows[:rows], *self.columns[:columns])
+        return Contraction(self.op, batch, self.rows[rows:], self.columns[columns:], self.inner, rows, columns)
+
     def operand_at(self, op: Op, side: int, b: Index, i: Index, j: Index, k: Index) -> Subscripts:
         """The index of an operand, of this dot or of one with these extents, at flat positions along each role."""
-        free = delinearize(i, self.rows) if side == 0 else delinearize(j, self.columns)
-        return operand_index(op, side, delinearize(b, self.batch), free, delinearize(k, self.inner))
+        batch, *outer = self._batch_at(b)
+        free = (*outer[side], *(delinearize(i, self.rows) if side == 0 else delinearize(j, self.columns)))
+        return operand_index(op, side, batch, free, delinearize(k, self.inner))
 
     def result_at(self, b: Index, i: Index, j: Index) -> tuple[Index, ...]:
         """The index of the result."""
-        return (*delinearize(b, self.batch), *delinearize(i, self.rows), *delinearize(j, self.columns))
+        batch, rows, columns = self._batch_at(b)
+        return (*batch, *rows, *delinearize(i, self.rows), *columns, *delinearize(j, self.columns))
+
+    def _batch_at(self, b: Index) -> tuple[tuple[Index, ...], tuple[Index, ...], tuple[Index, ...]]:
+        """The index along the batch that both operands have, along the outer rows and along the outer columns."""
+        at = delinearize(b, self.batch)
+        columns = len(at) - self.outer_columns
+        rows = columns - self.outer_rows
+        return at[:rows], at[rows:columns], at[columns:]
 
 
 @dataclass(frozen=True)

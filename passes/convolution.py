@@ -160,6 +160,8 @@ def _by_role(
     axes = [w.axis for w in windowed]
     batch = next((a for a in units if a < min(axes)), None) if batch is None else batch
     channels = next((a for a in units if a > max(axes)), None) if channels is None else channels
+    if all(w.count == 1 and w.low == 0 and w.high <= 0 for w in windowed):
+        return None  # one window at one place: a plain contraction of several axes
     order = [s for e in index for s in free if s in symbols_of(e)]
     if order != sorted(order, key=free.index) or all(w.size == 1 and w.stride == 1 for w in windowed):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
@@ -168,6 +168,20 @@ def strided_view(
     zero: dict[Symbol, Index] = dict.fromkeys(symbols, 0)
     offset = substitute(flat, zero)
     return StridedView(base, tuple(k or 0 for k in steps), offset)
+
+
+def joined(axes: Sequence[tuple[int, int]], step: int = 1) -> tuple[int, int] | None:
+    """Axes walked through as one: its extent and stride, ``step`` for one of a single element; None where the strides
+    don't allow it."""
+    size = 1
+    for extent, stride in reversed([a for a in axes if a[0] != 1]):
+        if size == 1:
+            size, step = extent, stride
+        elif stride == size * step:
+            size *= extent
+        else:
+            return None
+    return size, step
 
 
 def under_views(value: Value, producers: Mapping[Value, Op]) -> Value:

@@ -214,3 +214,15 @@ def test_other_numbers_than_zero_around_an_image_are_no_padding() -> None:
         )
         assert found.image.type.static_shape == shape
         assert (found.pad is None) == (fill == 1.0)
+
+
+def test_one_window_over_all_of_an_image_is_a_plain_contraction() -> None:
+    def contracted(x: Any, w: Any) -> Any:
+        return torch.einsum("tef,efd->td", x, w)
+
+    for f, shapes in (
+        (contracted, ((6, 4, 5), (4, 5, 3))),
+        (F.conv2d, ((6, 8, 7, 7), (4, 8, 7, 7))),
+    ):
+        assert found_in(capture(f, tuple(torch.zeros(s) for s in shapes), {}).graph) is None
+    assert traced(lambda x, w: F.conv2d(x, w, padding=1), (6, 8, 5, 5), (4, 8, 7, 7)).taps == 49

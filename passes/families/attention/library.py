@@ -15,14 +15,13 @@ from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import contraction
 from fusec.passes.families.attention.cpu import elements_of
 from fusec.passes.families.attention.elements import Elements
-from fusec.passes.families.gemm.library import joined
 from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
 from fusec.runtime.calls import ATTENTION
 from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, offset_of
-from fusec.tile.views import same_layout
+from fusec.tile.views import joined, same_layout
 
 _NAMES = {"cudnn": "library attention (cuDNN)", "flash": "library attention (FlashAttention)"}
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from fusec.errors import LoweringError
 from fusec.ir.nodes import Value
 from fusec.ir.types import contiguous_strides
-from fusec.passes.contraction import Contraction, allows_tf32, contraction
+from fusec.passes.contraction import Contraction, allows_tf32
 from fusec.passes.convolution import convolution_of
 from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
 from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm
-from fusec.passes.families.gemm.matmul import copy_width, epilogue_inputs, making_of
+from fusec.passes.families.gemm.matmul import axes_of, copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
 from fusec.passes.families.gemm.schedule.gpu import Computed, GpuGemmSchedule, GpuGemvSchedule, Problem, gemm_candidates
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
@@ -34,7 +34,7 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     On GPUs with faster instructions those of a warp are never the first (decision 15).
     """
     op = context.anchors("dot")[0]
-    axes, dtype = contraction(op), op.operands[0].type.dtype
+    axes, dtype = axes_of(context), op.operands[0].type.dtype
     dots = len(context.anchors("dot"))
     if any(o.definition.kind == "reduce" for o in context.body.ops):
         return _of_one_row(context, machine, axes, dots)

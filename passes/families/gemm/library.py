@@ -23,7 +23,7 @@ from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import MATMUL
 from fusec.runtime.matmuls import Matmul, matmul_to_text
 from fusec.target.gpu import GpuTarget
-from fusec.tile.views import same_layout, strided_view
+from fusec.tile.views import joined, same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"
 
@@ -181,20 +181,6 @@ def _matrix(
         operands.append(view.base)
     sizes, strides = zip(*shown)
     return Matrix(operands.index(view.base), sizes, strides, offset)
-
-
-def joined(axes: Sequence[tuple[int, int]], step: int = 1) -> tuple[int, int] | None:
-    """Axes walked through as one: its extent and stride, ``step`` for one of a single element; None where the strides
-    don't allow it."""
-    size = 1
-    for extent, stride in reversed([a for a in axes if a[0] != 1]):
-        if size == 1:
-            size, step = extent, stride
-        elif stride == size * step:
-            size *= extent
-        else:
-            return None
-    return size, step
 
 
 def _vector(context: LoweringContext, value: Value, operands: list[Value]) -> Matrix | None:

@@ -11,11 +11,11 @@ from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.contraction import contraction
 from fusec.passes.convolution import Convolution, convolution_of
-from fusec.passes.families.gemm.library import Found, in_dtype_of_operands, joined, pieces_of
+from fusec.passes.families.gemm.library import Found, in_dtype_of_operands, pieces_of
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.target.gpu import GpuTarget
-from fusec.tile.views import same_layout, strided_view
+from fusec.tile.views import joined, same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, prod
 
+from fusec.ir.attributes import DotAttributes
 from fusec.ir.index import Index, Symbol, add, minimum, mul, product, symbol
-from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, round_up, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import contiguous_strides
-from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
+from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import contiguous_strides, fixed
+from fusec.passes.contraction import Contraction, accumulator_dtype, allows_tf32, contraction, operand_index
+from fusec.passes.convolution import convolution_of
 from fusec.passes.families.gemm.schedule.gpu import Making
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
+from fusec.tile.views import joined, strided_view
 
 FINISH_ELEMENTS = 512
 """Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
@@ -38,6 +42,50 @@ def epilogue_inputs(context: LoweringContext) -> list[Value]:
     _, above = prologue_ops(context)
     read = {v for o in context.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
     return [v for v in context.body.inputs if v in read]
+
+
+_TILE, _FILLED = 128, 0.75
+"""Rows or columns of a tile, and how much of them is to be filled where tiles end with an axis of an operand."""
+
+
+def axes_of(context: LoweringContext) -> Contraction:
+    """The axes of a group's matmuls by role.
+
+    Free axes of an operand that are no single axis in memory (``[experts, k, columns]``) would be taken apart for each
+    element. The outer ones are in the batch, along which the other operand stays the same: tiles end with the inner
+    ones, and descriptors fetch them. Not where that leaves tiles too empty.
+    """
+    dot = context.anchors("dot")[0]
+    axes = contraction(dot)
+    attributes = dot.attributes
+    assert isinstance(attributes, DotAttributes)
+    if any(op.definition.kind == "reduce" for op in context.body.ops):
+        return axes
+    roles = (
+        (attributes.lhs_batch, attributes.lhs_contract),
+        (attributes.rhs_batch, attributes.rhs_contract),
+    )
+    rows, columns = (
+        _outer_axes(context, value, free_axes(value.type.rank, *role))
+        for value, role in zip(dot.operands, roles, strict=True)
+    )
+    if not (rows or columns) or convolution_of(dot, context.producers) is not None:
+        return axes
+    return axes.with_outer(rows, columns)
+
+
+def _outer_axes(context: LoweringContext, value: Value, free: Sequence[int]) -> int:
+    """How many of the first free axes of an operand in memory go into the batch."""
+    if not value.type.is_static or 0 in value.type.static_shape:
+        return 0
+    view = strided_view(value, context.producers, context.strides)
+    if view is None or view.base not in context.body.inputs:
+        return 0
+    shape, strides = value.type.static_shape, fixed(view.strides)
+    along = [(shape[a], strides[a]) for a in free]
+    outer = next(n for n in range(len(along) + 1) if joined(along[n:]) is not None)
+    inner = prod(n for n, _ in along[outer:])
+    return outer if inner >= _FILLED * round_up(inner, _TILE) else 0
 
 
 WIDEST_COPY = 16
@@ -76,7 +124,7 @@ class Matmuls:
     def __init__(self, context: LoweringContext) -> None:
         self.context = context
         self.ops = context.anchors("dot")
-        self.axes = contraction(self.ops[0])
+        self.axes = axes_of(context)
         self.dtype = accumulator_dtype(self.ops[0])
         self.tf32 = allows_tf32(self.ops[0])
         self.extents = n = self.axes.extents

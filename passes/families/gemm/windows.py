@@ -13,7 +13,6 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import fixed
 from fusec.passes.convolution import Convolution, Windowed, convolution_of
-from fusec.passes.families.gemm.library import joined
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.groups.fused import build_fused_graph
 from fusec.passes.groups.partition import Group, Partition
@@ -22,7 +21,7 @@ from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 from fusec.tile.scalar import ScalarExpr, loads
 from fusec.tile.templates import WindowAxis, Windows
-from fusec.tile.views import strided_view, under_views
+from fusec.tile.views import joined, strided_view, under_views
 
 _ROW_BYTES = 128
 """Of one window's channels that one copy brings."""

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from programs import Run, check
 
+from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.pipeline import lower
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
+from fusec.tile.kernel import Kernel
+from fusec.tile.print import print_kernel
+from fusec.tile.templates import HopperGemm
 
 TARGET = gpu_target("cuda:sm_90")
 PLAIN = GpuGemmSchedule(16, 32, 16, 2, 1, 0, Launch(4, 2))
@@ -61,6 +66,23 @@ BATCHED = """graph @b(%x: f32[3, 19, 50], %w: f32[3, 50, 45], %s: f32[3, 1, 45])
   return %y, %h
 }"""
 
+EXPERTS = """graph @e(%x: bf16[19, 50], %w: bf16[3, 50, 100], %v: bf16[3, 50, 100], %p: bf16[19, 3]) {
+  %a = einsum(%x, %w) {equation="td,edf->tef"} : bf16[19, 3, 100]
+  %b = einsum(%x, %v) {equation="td,edf->tef"} : bf16[19, 3, 100]
+  %c = silu(%a) : bf16[19, 3, 100]
+  %d = mul(%c, %b) : bf16[19, 3, 100]
+  %q = reshape(%p) : bf16[19, 3, 1]
+  %h = mul(%d, %q) : bf16[19, 3, 100]
+  return %h
+}"""
+"""Columns of two axes, which are not one in memory."""
+
+BOTH_OUTER = """graph @o(%x: f32[2, 3, 20, 100], %w: f32[2, 4, 20, 110], %s: f32[4, 110]) {
+  %y = dot(%x, %w) {contract=[2]x[2], batch=[0]x[0]} : f32[2, 3, 100, 4, 110]
+  %z = mul(%y, %s) : f32[2, 3, 100, 4, 110]
+  return %z
+}"""
+
 STRIDED = """graph @s(%x: f32[19, 50] strides=[120, 2], %w: f32[50, 45] strides=[1, 61]) {
   %y = matmul(%x, %w) : f32[19, 45]
   return %y
@@ -80,7 +102,9 @@ EVERY = [
 
 
 @pytest.mark.parametrize("schedule", EVERY, ids=str)
-@pytest.mark.parametrize("text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED])
+@pytest.mark.parametrize(
+    "text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED, EXPERTS, BOTH_OUTER]
+)
 def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
     made = run(text, schedule)
     assert made.kernels == (["gemm", "gemm"] if schedule.split > 1 else ["gemm"])
@@ -133,3 +157,28 @@ def test_another_dot_s_epilogue_stays_with_it() -> None:
     assert run.kernels == ["gemm", "gemm"]
     stored = [s.type for s in run.lowered.program.slots if s.kind == "workspace"]
     assert [str(t.dtype) for t in stored] == ["bf16"], stored
+
+
+def kernel_of(text: str) -> Kernel:
+    """The first kernel of a graph where both languages are at hand."""
+    return lower(parse(text), TARGET.name, selector=GpuSelector(TARGET, cuda=True)).program.kernels[0]
+
+
+def test_free_axes_that_are_not_one_in_memory_are_tiled_apart() -> None:
+    """Experts' weights ``[e, d, f]`` come by TMA, expert after expert; few columns each would leave tiles empty."""
+    text = EXPERTS.replace("19", "4096").replace("50", "2048")
+    for columns, batches in ((1024, 3), (24, 1)):
+        kernel = kernel_of(text.replace("100", str(columns)))
+        assert f"b:{batches}" in print_kernel(kernel)
+        assert (kernel.language == "cuda") is (batches > 1)
+
+
+def test_two_contracted_axes_are_one_k() -> None:
+    """Not a convolution with one window, whose places are fetched one by one: 8 times the work for 8 channels."""
+    kernel = kernel_of("""graph @g(%h: bf16[4096, 8, 512], %w: bf16[8, 512, 2048]) {
+  %y = einsum(%h, %w) {equation="tef,efd->td"} : bf16[4096, 2048]
+  return %y
+}""")
+    assert isinstance(kernel.template, HopperGemm)
+    assert kernel.template.nest.depth.whole.extent == 8 * 512
+    assert kernel.template.nest.left.windows is None
