@@ -153,6 +153,7 @@ NAMES = (
     "cuDNN",
     "FA2",
     "FlexAttention",
+    "grouped_mm",
     "sdpa",
     "sdpa compiled",
 )

@@ -21,6 +21,7 @@ from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse import fuse
+from fusec.passes.group_rows import group_rows
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -50,7 +51,19 @@ from fusec.tile.print import print_kernel
 T = TypeVar("T")
 
 PASS_NAMES = (
-    *("lookups", "aliases", "writes", "canonicalize", "fold", "cse", "dce", "lower_argreduce", "precision", "vectors"),
+    *(
+        "lookups",
+        "aliases",
+        "writes",
+        "canonicalize",
+        "fold",
+        "cse",
+        "dce",
+        "groups",
+        "lower_argreduce",
+        "precision",
+        "vectors",
+    ),
     *("empty", "split", "indices", "spaces", "outputs", "fuse"),
 )
 """The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
@@ -157,6 +170,8 @@ def graph_passes(
         "cse": cse,
         # Nothing is left that no output needs.
         "dce": dce,
+        # On a GPU a loop over groups of rows is one product.
+        "groups": lambda g: group_rows(g) if gpu else g,
         # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed.
         "lower_argreduce": lambda g: lower_argreduce(sink_gathers(g) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between

@@ -23,6 +23,7 @@ from fusec.ir.attributes import (
     ExternAttributes,
     GatherAttributes,
     GeluAttributes,
+    GroupedDotAttributes,
     IotaAttributes,
     NormAttributes,
     PadAttributes,
@@ -186,6 +187,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample((t(i8, 4), t(i8, 4)), DotAttributes((0,), (0,), dtype=i32)),
         Sample((t(f32, 2), t(f32, 3)), DotAttributes((), ())),
         Sample((t(f32, 2, 0), t(f32, 0, 3)), DotAttributes((1,), (0,))),
+    ),
+    "grouped_dot": many(
+        Sample((t(f32, 7, 4), t(f32, 3, 4, 5)), GroupedDotAttributes(1, (3, 0, 2))),
+        Sample((t(bf16, B, 4), t(bf16, 3, 5, 4), t(i32, 3)), GroupedDotAttributes(2, dtype=f32), below=3),
     ),
     "permute": many(Sample((t(f32, 2, B, 4),), PermuteAttributes((2, 0, 1))), Sample((t(f32),), PermuteAttributes(()))),
     "reshape": many(

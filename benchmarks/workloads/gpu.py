@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workloads import scans, scores
+from benchmarks.workloads import experts, scans, scores
 
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
@@ -251,6 +251,42 @@ def _swiglu(m: int, unit: str) -> Work:
     )
 
 
+def _experts() -> list[Work]:
+    """All experts for every token; 32 groups of rows, and 8 with gate, up and down, whose sizes are known."""
+    tokens, d, h, count = 4096, 2048, 5632, 8
+
+    def weights(groups: int, k: int, n: int) -> Any:
+        return rand(groups, k, n, scale=k**-0.5)
+
+    def layer() -> tuple[Any, ...]:
+        return weights(count, d, h), weights(count, d, h), weights(count, h, d)
+
+    dense = lambda: (rand(tokens, d), *layer(), torch.rand(tokens, count, device="cuda").to(BF16))  # noqa: E731
+    many, few = experts.sizes_of(16384, 32), experts.sizes_of(2 * tokens, count)
+    work = 6.0 * tokens * d * h
+    return [
+        Work("dense experts 4096×2048, 8×5632", experts.dense, dense, count * work, "TFLOP/s", autotuned=False),
+        Work(
+            "32 groups 16384×4096×2048",
+            experts.products(many),
+            lambda: (rand(16384, 4096), weights(32, 4096, 2048)),
+            2.0 * 16384 * 4096 * 2048,
+            "TFLOP/s",
+            {"grouped_mm": experts.library_products(many)},
+            autotuned=False,
+        ),
+        Work(
+            "8 experts 8192×2048×5632",
+            experts.gated(few),
+            lambda: (rand(2 * tokens, d), *layer()),
+            2 * work,
+            "TFLOP/s",
+            {"grouped_mm": experts.library_gated(few)},
+            autotuned=False,
+        ),
+    ]
+
+
 def _attention(b: int, h: int, n: int, d: int, causal: bool) -> Work:
     flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
     peers = {"cuDNN": sdpa("CUDNN_ATTENTION", causal), "FA2": sdpa("FLASH_ATTENTION", causal)}
@@ -323,6 +359,7 @@ def works() -> list[Work]:
         _swiglu(16, "GB/s"),
         _swiglu(8192, "TFLOP/s"),
         *_prologues(),
+        *_experts(),
         _attention(4, 16, 4096, 128, False),
         _attention(4, 16, 4096, 128, True),
         _attention(4, 32, 4096, 64, True),

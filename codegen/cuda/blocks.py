@@ -19,7 +19,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, minimum
 from fusec.ir.monoid import MONOIDS
 from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {
@@ -155,7 +155,7 @@ class BlockEmitter:
                 self._reduce(s)
             case Loop():
                 self._loop(s)
-            case If() | Scan() | SoftmaxExp() | Dot() | Grid():
+            case If() | Let() | Scan() | SoftmaxExp() | Dot() | Grid():
                 raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
             case _:
                 assert_never(s)

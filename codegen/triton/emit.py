@@ -16,7 +16,7 @@ from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
 from fusec.tile.kernel import Kernel, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Buffer, Load, Subscript, loads
 
 _REDUCE = {
@@ -302,6 +302,9 @@ class _Emitter(Scalars):
                 self._dot(statement)
             case Loop():
                 self._loop(statement)
+            case Let():
+                self.symbols[statement.var] = self.unique(statement.var.name)
+                self.line(f"{self.symbols[statement.var]} = {self.names[statement.value.buffer]}")
             case If():
                 raise LoweringError("branches inside a block")
             case SoftmaxExp():
@@ -325,6 +328,7 @@ class _Emitter(Scalars):
         # A walk over tiles is flattened, so that the next tile's loads run under a tile's stores; of two matmuls side
         # by side Triton then no longer pipelines the loads.
         flat = any(sum(isinstance(s, Dot) for s in x.body) == 1 for x in inner)
+        flat = flat and not any(isinstance(s, Let) for s in loop.body)
         spelled = "tl.range" if flat else "range"
         options = ", flatten=True" if flat else ""
         if self.kernel.traits.pipelined and self.kernel.stages > 1:

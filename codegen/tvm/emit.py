@@ -38,6 +38,7 @@ from fusec.tile.nodes import (
     Grid,
     If,
     Iter,
+    Let,
     Loop,
     Map,
     Reduce,
@@ -122,6 +123,8 @@ class Emitter:
                 self._loop(code, statement)
             case If():
                 self._if(code, statement)
+            case Let():
+                raise LoweringError("an index that is read from scratch on a CPU")
             case Alloc():
                 self._alloc(code, statement.buffer)
             case Map() | Store():
@@ -309,7 +312,7 @@ def _needs_int64(statement: Statement) -> bool:
             return _has_large_value(statement.condition)
         case SoftmaxExp():
             return _has_large_value(statement.score)
-        case Alloc():
+        case Alloc() | Let():
             return False
         case _:
             assert_never(statement)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
-from fusec.ir.attributes import DotAttributes, EinsumAttributes, Scalar
+from fusec.ir.attributes import MOST_GROUPS, DotAttributes, EinsumAttributes, GroupedDotAttributes, Scalar
 from fusec.ir.nodes import Value
 from fusec.ir.types import i32
 
@@ -57,6 +57,27 @@ def _add_summed_matmuls(
     """addbmm: the matmuls of all batches, added up."""
     result = e.emit("einsum", batch1, batch2, attributes=EinsumAttributes("bij,bjk->ik"))
     return _scaled_sum(e, x, result, beta, alpha)
+
+
+def _grouped_mm(
+    e: Emitter,
+    x: Value,
+    mat2: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: object = None,
+) -> Value:
+    """Rows in groups that end where ``offs`` says, on a GPU; a CPU's kernels take no positions that are data."""
+    if x.type.rank == 3 and mat2.type.rank == 3 and offs is None and bias is None:
+        return e.emit("matmul", x, mat2)
+    columns = mat2.type.shape[-1]
+    padded = not isinstance(columns, int) or columns * x.type.dtype.itemsize % 16  # to a stride of 16 bytes
+    whole = x.type.is_static and mat2.type.is_static and 0 not in x.type.static_shape and not padded
+    if (x.type.rank, mat2.type.rank) != (2, 3) or offs is None or bias is not None or not whole:
+        raise Declined("but of rows and matrices of groups", final=True)
+    if not x.type.device.startswith("cuda") or x.type.dtype.bits > 16 or mat2.type.static_shape[0] > MOST_GROUPS:
+        raise Declined("but of half types on a GPU", final=True)
+    return e.emit("grouped_dot", x, mat2, offs, attributes=GroupedDotAttributes(1))
 
 
 def _einsum(e: Emitter, equation: str, tensors: Sequence[Value], *, path: Sequence[int] | None = None) -> Value:
@@ -115,6 +136,7 @@ CONTRACTIONS: dict[str, Lowering] = {
     "mm": _matmul,
     "bmm": _matmul,
     "_int_mm": _int_mm,
+    "_grouped_mm": _grouped_mm,
     "mv": _matmul,
     "dot": _matmul,
     "addmm": _addmm,

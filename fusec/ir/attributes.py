@@ -103,6 +103,23 @@ class DotAttributes(Attributes):
     tf32: bool = False
 
 
+MOST_GROUPS = 256
+"""Of rows that one kernel multiplies; it compares any two of them."""
+
+
+@dataclass(frozen=True)
+class GroupedDotAttributes(Attributes):
+    """Rows ``[m, k]`` in groups, one after another, each multiplied with its own matrix of ``[groups, ...]``.
+
+    ``rhs_contract``: the matrices' contracted axis, 1 or 2. ``sizes``: rows of each group; without, a third operand
+    says where each group ends. Rows behind the last group are 0. ``dtype`` as in :class:`DotAttributes`.
+    """
+
+    rhs_contract: int
+    sizes: tuple[int, ...] = ()
+    dtype: DType | None = None
+
+
 @dataclass(frozen=True)
 class PermuteAttributes(Attributes):
     """``result axis k = operand axis permutation[k]``."""
@@ -292,4 +309,4 @@ class AliasAttributes(Attributes):
     itself: bool = False
 
 
-FusedKind = Literal["map", "row", "gemm", "attention", "scores", "scan", "library"]
+FusedKind = Literal["map", "row", "gemm", "grouped", "attention", "scores", "scan", "library"]

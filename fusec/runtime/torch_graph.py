@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import accumulate
 from math import prod
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from fusec.ir.attributes import (
     ConstantAttributes,
     DotAttributes,
     GatherAttributes,
+    GroupedDotAttributes,
     IotaAttributes,
     PadAttributes,
     PermuteAttributes,
@@ -142,6 +144,8 @@ def _function(op: Op, device: str) -> Function:
             return _scan(op.name, op.attributes)
         case DotAttributes():
             return _dot(op.attributes, shape)
+        case GroupedDotAttributes():
+            return _grouped_dot(op.attributes, shape)
         case PermuteAttributes(permutation=permutation):
             return lambda x: x.permute(permutation)
         case ShapeAttributes():
@@ -228,6 +232,23 @@ def _folded(combine: str, identity: Scalar, x: Tensor, axis: int) -> Tensor:
 def _search(name: str, axis: int) -> Function:
     find = torch.argmax if name == "argmax" else torch.argmin
     return lambda x: find(x.to(torch.uint8) if x.dtype is torch.bool else x, axis)
+
+
+def _grouped_dot(attributes: GroupedDotAttributes, shape: tuple[int, ...]) -> Function:
+    one = _dot(DotAttributes((1,), (attributes.rhs_contract - 1,), dtype=attributes.dtype), (-1, shape[1]))
+
+    def run(rows: Tensor, matrices: Tensor, *ends: Tensor) -> Tensor:
+        made = torch_dtype(attributes.dtype) if attributes.dtype else rows.dtype
+        result = rows.new_zeros(shape, dtype=made)
+        stops = ends[0].tolist() if ends else accumulate(attributes.sizes)
+        start = 0
+        for matrix, stop in zip(matrices, stops, strict=True):
+            if start < stop:
+                result[start:stop] = one(rows[start:stop], matrix)
+            start = max(start, stop)
+        return result
+
+    return run
 
 
 def _dot(attributes: DotAttributes, shape: tuple[int, ...]) -> Function:

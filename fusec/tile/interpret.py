@@ -24,7 +24,7 @@ from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
 from fusec.tile.kernel import Kernel, Move, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A
@@ -86,7 +86,10 @@ class _Interpreter:
 
     def block(self, statements: Block, at: Points) -> None:
         for statement in statements:
-            self.statement(statement, at)
+            if isinstance(statement, Let):
+                at = {**at, statement.var: int(self._value(statement.value, _Domain(at, ())))}
+            else:
+                self.statement(statement, at)
 
     def statement(self, statement: Statement, at: Points) -> None:
         match statement:
@@ -98,6 +101,8 @@ class _Interpreter:
             case If():
                 chosen = bool(self._value(statement.condition, _Domain(at, ())))
                 self.block(statement.body if chosen else statement.orelse, at)
+            case Let():
+                raise AssertionError("handled by block")
             case Alloc():
                 self.state.arrays[statement.buffer] = _undefined(statement.buffer)
             case Map() | Store():

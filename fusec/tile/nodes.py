@@ -70,6 +70,15 @@ class If:
 
 
 @dataclass(frozen=True)
+class Let:
+    """``var`` is an integer of the block's scratch, for the rest of the enclosing block; it is in the symbol's
+    range."""
+
+    var: Symbol
+    value: Load
+
+
+@dataclass(frozen=True)
 class Alloc:
     """Scratch memory for the rest of the enclosing block, its contents not defined."""
 
@@ -227,7 +236,7 @@ def grouped(dot: Dot) -> int:
     return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
-Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Scan | SoftmaxExp | Dot
+Statement = Grid | Loop | If | Let | Alloc | Map | Store | Reduce | Scan | SoftmaxExp | Dot
 Block = tuple[Statement, ...]
 
 
@@ -243,7 +252,7 @@ def statements(block: Block) -> Iterator[Statement]:
                 yield from statements(statement.orelse)
             case Dot():
                 yield from statement.beside
-            case Alloc() | Map() | Store() | Reduce() | Scan() | SoftmaxExp():
+            case Let() | Alloc() | Map() | Store() | Reduce() | Scan() | SoftmaxExp():
                 pass
             case _:
                 assert_never(statement)

@@ -8,7 +8,7 @@ from typing import assert_never
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
 from fusec.tile.kernel import Kernel
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 from fusec.tile.templates import HopperAttention, HopperGemm
 
@@ -104,6 +104,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
                 lines[-1] = f"{pad}}} else {{"
                 lines += [*_block(statement.orelse, depth + 1), f"{pad}}}"]
             return lines
+        case Let():
+            return [f"{pad}let {statement.var} = {print_scalar(statement.value)}"]
         case Alloc():
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():

@@ -18,6 +18,7 @@ from fusec.tile.nodes import (
     Grid,
     If,
     Iter,
+    Let,
     Loop,
     Map,
     Reduce,
@@ -83,6 +84,10 @@ class _Verifier:
                 self.where = f"alloc {statement.buffer}"
                 self.buffer(statement.buffer, "tile")
                 known = known | {statement.buffer}
+            elif isinstance(statement, Let):
+                self.where = f"let {statement.var}"
+                self.number(statement.value, known, bound)
+                bound = bound | {statement.var}
             else:
                 self.statement(statement, known, bound)
 
@@ -98,9 +103,7 @@ class _Verifier:
                 if statement.step < 1:
                     self.fail(f"the step is {statement.step}")
                 for load in statement.within or ():
-                    if load.buffer.space != "tile" or load.buffer.shape or not load.dtype.is_integer:
-                        self.fail(f"{load.buffer} bounds the loop and is no scalar of integers")
-                    self.scalar(load, known, bound, ())
+                    self.number(load, known, bound)
                 self.block(statement.body, known, bound | {statement.var})
             case If():
                 self.where = "if"
@@ -117,10 +120,16 @@ class _Verifier:
                 self.softmax_exp(statement, known, bound)
             case Dot():
                 self.dot(statement, known, bound)
-            case Alloc():
+            case Alloc() | Let():
                 raise AssertionError("handled by block")
             case _:
                 assert_never(statement)
+
+    def number(self, load: Load, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        """A scalar that is an index, or bounds one."""
+        if load.buffer.space != "tile" or load.buffer.shape or not load.dtype.is_integer:
+            self.fail(f"{load.buffer} is an index and no scalar of integers")
+        self.scalar(load, known, bound, ())
 
     def domain(self, iters: Sequence[Iter], bound: frozenset[Symbol]) -> frozenset[Symbol]:
         for it in iters:

@@ -17,7 +17,7 @@ from fusec.passes.cost.instructions import INSTRUCTIONS, instructions, lanes_of,
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12
@@ -105,7 +105,7 @@ class Counter:
                 return self._softmax_exp(statement, values)
             case Dot():
                 return self._dot(statement, values)
-            case Alloc():
+            case Alloc() | Let():
                 return Work(0.0, 0.0, ())
             case Grid():
                 raise AssertionError("a grid within a grid")

@@ -8,12 +8,13 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.attention.family import ATTENTION
 from fusec.passes.families.family import Family
 from fusec.passes.families.gemm.family import GEMM
+from fusec.passes.families.grouped.family import GROUPED
 from fusec.passes.families.map.family import MAP
 from fusec.passes.families.row.family import ROW
 from fusec.passes.families.scan.family import SCAN
 from fusec.passes.families.scores.family import SCORES
 
-FAMILIES: tuple[Family, ...] = (ATTENTION, SCORES, GEMM, SCAN, ROW, MAP)
+FAMILIES: tuple[Family, ...] = (ATTENTION, SCORES, GROUPED, GEMM, SCAN, ROW, MAP)
 
 
 def family_of(op: Op) -> Family:

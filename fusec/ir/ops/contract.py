@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes
+from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes, GroupedDotAttributes
 from fusec.ir.definition import (
     Array,
     Arrays,
@@ -68,6 +68,36 @@ def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:
     a = lhs.transpose(*attributes.lhs_batch, *lhs_free, *attributes.lhs_contract).reshape((*batch, m, depth))
     b = rhs.transpose(*attributes.rhs_batch, *attributes.rhs_contract, *rhs_free).reshape((*batch, depth, n))
     return np.asarray(a @ b).reshape((*batch, *rows, *columns))
+
+
+def _grouped_rule(types: Types, attributes: GroupedDotAttributes) -> Types:
+    rows, matrices, *ends = types
+    require_same_dtype((rows, matrices))
+    require_kind((rows, matrices), NUMBER)
+    contracted = attributes.rhs_contract
+    if rows.rank != 2 or matrices.rank != 3 or contracted not in (1, 2) or rows.shape[1] != matrices.shape[contracted]:
+        raise TypeRuleError(f"{show(types)}: rows [m, k] and matrices of groups with k as axis {contracted} do not fit")
+    if bool(ends) == bool(attributes.sizes) or (ends and (ends[0].rank != 1 or not ends[0].dtype.is_integer)):
+        raise TypeRuleError("groups have sizes, or integers that say where they end")
+    groups = ends[0].shape[0] if ends else len(attributes.sizes)
+    if groups != matrices.shape[0] or any(n < 0 for n in attributes.sizes):
+        raise TypeRuleError(f"{groups} groups have {matrices.shape[0]} matrices")
+    if isinstance(rows.shape[0], int) and sum(attributes.sizes) > rows.shape[0]:
+        raise TypeRuleError(f"groups of {sum(attributes.sizes)} rows in all, of {rows.shape[0]}")
+    return (TensorType(attributes.dtype or rows.dtype, (rows.shape[0], matrices.shape[3 - contracted]), rows.device),)
+
+
+def _grouped_dot(arrays: Arrays, attributes: GroupedDotAttributes) -> Array:
+    rows, matrices, *ends = arrays
+    stops = np.cumsum(attributes.sizes) if attributes.sizes else np.asarray(ends[0])
+    kind = rows.dtype if attributes.dtype is None else attributes.dtype.numpy
+    result = np.zeros((len(rows), matrices.shape[3 - attributes.rhs_contract]), kind)
+    start = 0
+    for matrix, stop in zip(matrices, stops, strict=True):
+        one = DotAttributes((1,), (attributes.rhs_contract - 1,), dtype=attributes.dtype)
+        result[start:stop] = _dot((rows[start:stop], matrix), one)
+        start = max(start, int(stop))
+    return result
 
 
 def _matmul_rule(types: Types, _: Attributes) -> Types:
@@ -140,7 +170,10 @@ def _einsum(arrays: Arrays, attributes: EinsumAttributes) -> Array:
     return np.asarray(result).astype(arrays[0].dtype, copy=False)
 
 
-DOT_OPS: tuple[OpDef, ...] = (define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot, monoid=MONOIDS["sum"]),)
+DOT_OPS: tuple[OpDef, ...] = (
+    define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot, monoid=MONOIDS["sum"]),
+    define("grouped_dot", "dot", GroupedDotAttributes, (2, 3), _grouped_rule, _grouped_dot),
+)
 
 CONTRACTION_COMPOSITES: tuple[OpDef, ...] = (
     define("linear", "composite", Attributes, (2, 3), _linear_rule, _linear),

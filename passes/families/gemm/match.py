@@ -40,7 +40,7 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         else:
             leave_to_readers(partition, group, _widens_again)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        cheap = _takes_less_than_a_launch(op) if blocked else _widens
+        cheap = takes_less_than_a_launch(op) if blocked else _widens
         allowed = at_least(op.result.type.most, cheap)
         if blocked:
             allowed = _but_epilogues(partition, allowed)
@@ -83,7 +83,7 @@ an H200 a kernel of its own takes some 2 µs, in which the GPU computes 4 millio
 _VECTOR_FLOPS = 16
 
 
-def _takes_less_than_a_launch(dot: Op) -> Callable[[Op], bool]:
+def takes_less_than_a_launch(dot: Op) -> Callable[[Op], bool]:
     """Ops that cost little for each result, or that are made of vectors where there are few results."""
     few = dot.result.type.most <= FEW_RESULTS
 

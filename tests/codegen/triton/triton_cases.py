@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from column_cases import CASES as COLUMNS
+from grouped_cases import GROUPED
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
@@ -406,6 +407,7 @@ CASES: dict[str, str] = {
 }
 
 CASES |= COLUMNS
+CASES |= GROUPED
 
 _LAUNCH = Launch(4, 2)
 CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule | GpuMapSchedule]] = {

@@ -1,0 +1,47 @@
+"""Grouped products: rows in groups, each multiplied with its own matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.errors import LoweringError
+from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
+from fusec.passes.families.grouped.gpu import grouped_problem, lower_grouped
+from fusec.passes.families.grouped.library import grouped_calls
+from fusec.passes.families.grouped.match import match_grouped
+from fusec.passes.families.grouped.schedule.gpu import GpuGroupedSchedule, grouped_candidates
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.pieces import Alternative
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.target.gpu import GpuTarget
+
+
+def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[CpuSchedule]:
+    raise LoweringError("no kernel on CPUs for a grouped product")
+
+
+def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
+    raise foreign("grouped", schedule)
+
+
+def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
+    found = grouped_candidates(grouped_problem(context), machine.target) if machine.triton else []
+    return machine.some([*found], "grouped product")
+
+
+def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
+    if not isinstance(schedule, GpuGroupedSchedule):
+        raise foreign("grouped", schedule)
+    return lower_grouped(context, schedule)
+
+
+def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
+    return grouped_calls(context, target, grouped_problem(context))
+
+
+GROUPED = Family(
+    "grouped",
+    match_grouped,
+    CpuMember({}, _cpu_candidates, _cpu_lower),
+    GpuMember(_gpu_candidates, _gpu_lower, library=_library),
+)
