@@ -109,7 +109,7 @@ class GpuSelector:
         """What explain says of the kernel."""
         kernel, rates, body = lowered.kernel, self.target.rates, op.expect(FusedAttributes).body
         half = any(v.type.dtype.is_half for v in body.inputs)
-        has_dot = any(o.name == "dot" for o in body.ops)
+        has_dot = any(o.definition.kind == "dot" for o in body.ops)
         flops = (1 - (lowered.skipped or 0.0)) * kernel.flops
         moved = bytes_read(body) + sum(v.type.most_bytes for v in body.outputs)
         parts = {

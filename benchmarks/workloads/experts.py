@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
+from random import Random
 from typing import Any
 
 import torch
@@ -19,12 +21,9 @@ def dense(x: Any, gate: Any, up: Any, down: Any, weights: Any) -> Any:
 
 def sizes_of(rows: int, groups: int) -> list[int]:
     """Rows of each group, as a router of random tokens might give them."""
-    chosen = torch.multinomial(0.3 + torch.rand(groups, generator=_seeded()), rows, True, generator=_seeded())
-    return [int(n) for n in chosen.bincount(minlength=groups)]
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+    chance = Random(0)
+    chosen = Counter(chance.choices(range(groups), [0.3 + chance.random() for _ in range(groups)], k=rows))
+    return [chosen[n] for n in range(groups)]
 
 
 def products(sizes: Sequence[int]) -> Callable[..., Any]:
