@@ -33,8 +33,8 @@ def group_rows(graph: Graph) -> Graph:
     @rule("concat")
     def products_of_groups(r: Rewriter) -> Outcome:
         """concat(x[0:a] @ w[0], x[a:] @ w[1]) ⇒ grouped_dot(x, w) {sizes=[a, n - a]}"""
-        assert isinstance(r.op.attributes, ConcatAttributes)
-        if r.op.attributes.axis != 0 or len(r.operands) < 2 or not all(v.type.is_static for v in r.operands):
+        static = all(v.type.is_static for v in r.operands)
+        if r.op.expect(ConcatAttributes).axis != 0 or len(r.operands) < 2 or not static:
             return None
         found = _Groups(r)
         if not found.match(r.operands) or not found.products:
@@ -106,8 +106,7 @@ class _Groups:
         array: Value | None = None
         sizes: list[int] = []
         for dot in dots:
-            attributes, (rows, matrix) = dot.attributes, dot.operands
-            assert isinstance(attributes, DotAttributes)
+            attributes, (rows, matrix) = dot.expect(DotAttributes), dot.operands
             plain = rows.type.rank == 2 and matrix.type.rank == 2 and attributes.lhs_contract == (1,)
             if not plain or attributes.lhs_batch or replace(attributes, tf32=False) != dots[0].attributes:
                 return None
@@ -149,8 +148,7 @@ class _Groups:
         makers = [op for op in map(self.r.producer, parts) if op is not None]
         if parts in self.products:
             array, sizes = self.products[parts]
-            attributes = makers[0].attributes
-            assert isinstance(attributes, DotAttributes)
+            attributes = makers[0].expect(DotAttributes)
             rows = self.whole(tuple(op.operands[0] for op in makers))
             made = GroupedDotAttributes(attributes.rhs_contract[0] + 1, sizes, attributes.dtype)
             return self.r.emit("grouped_dot", rows, array, attributes=made, hint=parts[0].name)

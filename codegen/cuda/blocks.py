@@ -19,7 +19,22 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, minimum
 from fusec.ir.monoid import MONOIDS
 from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Let,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {

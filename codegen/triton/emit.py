@@ -16,7 +16,22 @@ from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
 from fusec.tile.kernel import Kernel, is_in_range, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Let,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Buffer, Load, Subscript, loads
 
 _REDUCE = {

@@ -77,7 +77,7 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
     axes = tuple(range(tensor.dim()))
     if not all(isinstance(n, int) for n in tensor.shape) or tensor.is_contiguous():
         return axes
-    long = sorted((a for a in axes if tensor.shape[a] != 1), key=lambda a: -int(tensor.stride(a)))
+    long = sorted((a for a in axes if tensor.shape[a] != 1), key=lambda a: -tensor.stride()[a])
     order = tuple(a if tensor.shape[a] == 1 else long.pop(0) for a in axes)
     return order if tensor.permute(order).is_contiguous() else axes
 

@@ -24,7 +24,22 @@ from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
 from fusec.tile.kernel import Kernel, Move, subscript_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Let,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A

@@ -8,7 +8,22 @@ from typing import assert_never
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
 from fusec.tile.kernel import Kernel
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Let,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 from fusec.tile.templates import HopperAttention, HopperGemm
 

@@ -17,7 +17,22 @@ from fusec.passes.cost.instructions import INSTRUCTIONS, instructions, lanes_of,
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Let, Loop, Map, Reduce, Scan, SoftmaxExp, Statement, Store
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Let,
+    Loop,
+    Map,
+    Reduce,
+    Scan,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12

@@ -57,8 +57,7 @@ def axes_of(context: LoweringContext) -> Contraction:
     """
     dot = context.anchors("dot")[0]
     axes = contraction(dot)
-    attributes = dot.attributes
-    assert isinstance(attributes, DotAttributes)
+    attributes = dot.expect(DotAttributes)
     if any(op.definition.kind == "reduce" for op in context.body.ops):
         return axes
     roles = (

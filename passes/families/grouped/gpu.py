@@ -29,8 +29,7 @@ def grouped_problem(context: LoweringContext) -> GroupedProblem:
     """What schedules are chosen by. LoweringError for what no kernel multiplies."""
     dots = context.anchors("grouped_dot")
     rows, matrices = dots[0].operands[:2]
-    dtype, attributes = rows.type.dtype, dots[0].attributes
-    assert isinstance(attributes, GroupedDotAttributes)
+    dtype, attributes = rows.type.dtype, dots[0].expect(GroupedDotAttributes)
     if not all(v.type.is_static for v in dots[0].operands) or not dtype.is_float or dtype.bits > 32:
         raise LoweringError(f"a grouped product of {rows.type} and {matrices.type}")
     (m, k), groups = rows.type.static_shape, matrices.type.static_shape[0]
@@ -51,9 +50,7 @@ class _Grouped:
         s = schedule
         self.problem = p = grouped_problem(context)
         self.ops = context.anchors("grouped_dot")
-        attributes = self.ops[0].attributes
-        assert isinstance(attributes, GroupedDotAttributes)
-        self.attributes = attributes
+        self.attributes = attributes = self.ops[0].expect(GroupedDotAttributes)
         self.known = bool(attributes.sizes) and sum(attributes.sizes) == p.rows
         """Whether the groups are all rows; else those behind the last one are a group without a matrix."""
         self.count = p.groups + (not self.known)

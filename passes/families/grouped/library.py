@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ir.attributes import ExternAttributes, GroupedDotAttributes
+from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -35,7 +35,6 @@ def grouped_calls(context: LoweringContext, target: GpuTarget, p: GroupedProblem
 
 
 def _call(op: Op) -> Found:
-    assert isinstance(op.attributes, GroupedDotAttributes)
     inner = Graph("grouped", _inputs(op), op.results, (op,))
     attributes = ExternAttributes(INTERPRET, print_graph(inner), (op.result.type,), _REASON)
     call = Op(OPS["extern"], inner.inputs, attributes, op.results, op.location)
