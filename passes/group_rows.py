@@ -13,6 +13,8 @@ from fusec.ir.attributes import (
     ConcatAttributes,
     DotAttributes,
     GroupedDotAttributes,
+    IotaAttributes,
+    PadAttributes,
     SliceAttributes,
 )
 from fusec.ir.graph import Graph
@@ -25,6 +27,8 @@ Parts = tuple[Value, ...]
 
 def group_rows(graph: Graph) -> Graph:
     """Afterwards a GPU's products of half types of groups of rows, one after another, are one op."""
+    if any(op.name == "pad" for op in graph.ops):
+        graph = rewrite(graph, (rows_in_order,))
     if not any(op.name == "concat" for op in graph.ops):
         return graph
     uses = graph.uses()
@@ -44,6 +48,66 @@ def group_rows(graph: Graph) -> Graph:
         return found.whole(r.operands)
 
     return dce(rewrite(graph, (products_of_groups,)))
+
+
+@rule("select")
+def rows_in_order(r: Rewriter) -> Outcome:
+    """select(i < 3, pad(x), select(i >= 3, pad(y), z)) ⇒ concat(x, y), which together are all rows"""
+    shape = r.op.result.type.shape
+    if not r.op.result.type.is_static or not shape:
+        return None
+    boxes: list[tuple[int, int, Value]] = []
+    rows, rest = 0, r.op.result
+    while rows < r.op.result.type.static_shape[0]:
+        made = r.op if rest is r.op.result else r.producer(rest, "select", "copy")
+        if made is not None and made.name == "copy":
+            rest = made.operands[0]
+            continue
+        box = _written_rows(r, made) if made is not None else None
+        if made is None or box is None:
+            return None
+        boxes.append(box)
+        rows += box[1] - box[0]
+        rest = made.operands[2]
+    boxes.sort(key=lambda box: box[:2])
+    starts = [0, *(stop for _, stop, _ in boxes)]
+    if len(boxes) < 2 or any(start != at for at, (start, _, _) in zip(starts, boxes, strict=False)):
+        return None
+    return r.emit("concat", *(value for _, _, value in boxes), attributes=ConcatAttributes(0), hint="rows")
+
+
+def _written_rows(r: Rewriter, select: Op) -> tuple[int, int, Value] | None:
+    """The first row that a write of rows changes, the one behind the last, and what it puts there."""
+    condition, value, _ = select.operands
+    pad = r.producer(value, "pad")
+    if pad is None or not pad.operands[0].type.is_static:
+        return None
+    low, high = pad.expect(PadAttributes).low, pad.expect(PadAttributes).high
+    shape = select.result.type.static_shape
+    start, stop = low[0], shape[0] - high[0]
+    if value.type.shape != shape or any(low[1:]) or any(high[1:]) or start >= stop:
+        return None
+    return (start, stop, pad.operands[0]) if _rows_where(r, condition, shape[0]) == (start, stop) else None
+
+
+def _rows_where(r: Rewriter, condition: Value, rows: int) -> tuple[int, int] | None:
+    """From which row to which a condition on the number of the row holds."""
+    made = r.producer(condition, "ge", "lt", "logical_and")
+    if made is None:
+        return None
+    if made.name == "logical_and":
+        both = [_rows_where(r, v, rows) for v in made.operands]
+        return _common(both[0], both[1])
+    number, bound = r.producer(made.operands[0], "iota"), r.scalar(made.operands[1])
+    if number is None or number.expect(IotaAttributes).axis != 0 or not isinstance(bound, int):
+        return None
+    if number.result.type.shape[:1] != condition.type.shape[:1] or number.result.type.shape[0] != rows:
+        return None
+    return (bound, rows) if made.name == "ge" else (0, bound)
+
+
+def _common(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
+    return None if a is None or b is None else (max(a[0], b[0]), min(a[1], b[1]))
 
 
 class _Groups:

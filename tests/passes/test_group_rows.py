@@ -52,11 +52,35 @@ def in_a_stack(x: Any, w: Any) -> Any:
     return torch.cat([x[4 * n : 4 * n + 4] @ w[n + 1] for n in range(4)])
 
 
+def written(x: Any, w: Any) -> Any:
+    """Into an array that all groups together fill."""
+    result, start = torch.empty(ROWS, 6, dtype=x.dtype), 0
+    for n, size in enumerate(SIZES):
+        result[start : start + size] = x[start : start + size] @ w[n]
+        start += size
+    return result
+
+
+def written_in_part(x: Any, w: Any) -> Any:
+    result = torch.zeros(ROWS, 6, dtype=x.dtype)
+    result[:5] = x[:5] @ w[0]
+    result[7:] = x[7:] @ w[1]
+    return result
+
+
+def written_twice(x: Any, w: Any) -> Any:
+    result = torch.zeros(ROWS, 6, dtype=x.dtype)
+    result[:9] = x[:9] @ w[0]
+    result[7:] = x[7:] @ w[1]
+    return result
+
+
 GROUPED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
     "products": (products, (X, W), 1),
     "linears": (linears, (X, D), 1),
     "gated": (gated, ((2 * ROWS, 8), W, W, D, (6,)), 3),
     "computed": (computed, (X, W), 1),
+    "written": (written, (X, W), 1),
     "some of the matrices": (in_a_stack, (X, W), 1),
 }
 
@@ -117,6 +141,8 @@ STAY: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
     "matrices in another order": (backwards, (X, W), 0),
     "matrices of two arrays": (of_two_arrays, (X, W, W), 0),
     "a bias for each group": (with_biases, (X, W, (5, 6)), 0),
+    "written in part": (written_in_part, (X, W), 0),
+    "written twice": (written_twice, (X, W), 0),
     "along columns": (beside, (X, W), 1),
 }
 
