@@ -180,3 +180,32 @@ class TestAutocast:
         other = copies([x, w])
         f(*other).sum().backward()
         torch.testing.assert_close(w.grad, other[1].grad, rtol=2e-2, atol=2e-2)
+
+
+RECURRENT: dict[str, tuple[Any, tuple[int, ...], bool]] = {
+    "of some steps": (lambda: torch.nn.LSTM(6, 4), (5, 2, 6), False),
+    "without a batch": (lambda: torch.nn.LSTM(6, 4, bidirectional=True), (3, 6), False),
+    "without a bias": (lambda: torch.nn.LSTM(6, 4, 2, bias=False, batch_first=True), (2, 5, 6), False),
+    "of many steps": (lambda: torch.nn.LSTM(6, 4), (40, 2, 6), False),
+    "with dropout": (lambda: torch.nn.LSTM(6, 4, 2, dropout=0.5), (5, 2, 6), False),
+    "a GRU": (lambda: torch.nn.GRU(6, 4), (5, 2, 6), True),
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_networks(name: str, train: bool) -> None:
+    """PyTorch opens an LSTM into a layer of oneDNN that has no backward, so an LSTM runs as written."""
+    make, shape, is_compiled = RECURRENT[name]
+    model = make().train(train)
+    eager = copy.deepcopy(model)
+    jitted = fusec.jit(warn=False)(model)
+    x = torch.randn(shape)
+    for _ in range(2):
+        for net in (jitted, eager):
+            torch.manual_seed(1)
+            y, _ = net(x)
+            y.square().sum().backward()
+    assert has_backward(jitted) is is_compiled
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)

@@ -25,7 +25,7 @@ from fusec.frontend.side_effects import ArgumentContainers, StateChangedError, r
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
-from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere
+from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere, watched_everywhere
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import References
@@ -116,7 +116,9 @@ def capture(
     graded = recorded is not None
     guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs, graded=graded)
     results.settle()
-    environment = TorchGuards(guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded)
+    environment = TorchGuards(
+        guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded, bool(references.modules)
+    )
     finished = recorded(results.rebuild_leaves) if recorded is not None else None
     return Capture(graph, sources, environment, results.rebuild, "torch", tuple(trace.notes), finished)
 
@@ -236,6 +238,8 @@ def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: 
 def _refuse_hooks(references: References) -> None:
     """A hook of the user's may do anything at each call; a graph would do it never. A library's is a part of its
     module: transformers' models put some into themselves, which give what was asked for besides."""
+    if references.modules and watched_everywhere():
+        raise UnsupportedOpError("every module has forward hooks; remove them first")
     for path, module in references.modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             if is_user_file(_file_of(hook)):

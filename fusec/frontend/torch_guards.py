@@ -23,11 +23,17 @@ def hooked_everywhere() -> bool:
     return bool(_all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks)
 
 
+def watched_everywhere() -> bool:
+    """Whether a forward hook is registered for all modules."""
+    return bool(_all_modules._global_forward_hooks or _all_modules._global_forward_pre_hooks)
+
+
 @dataclass(frozen=True, eq=False)
 class TorchGuards:
     """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and references that share a tensor.
 
     ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
+    ``modular``: it has modules.
     """
 
     guards: Environment
@@ -35,6 +41,7 @@ class TorchGuards:
     ties: tuple[tuple[Fetch, Fetch], ...]
     bare: tuple[tuple[int, str | None], ...]
     graded: bool = False
+    modular: bool = False
 
     @cached_property
     def holds(self) -> Callable[[], bool]:
@@ -42,7 +49,7 @@ class TorchGuards:
         graded, dtype, *autocast = self.ambient
         is_graded, default_dtype, own = torch.is_grad_enabled, torch.get_default_dtype, self.guards.holds
         autocasts = torch._C._is_any_autocast_enabled
-        if self.ties or any(autocast) or self.graded:
+        if self.ties or any(autocast) or self.graded or self.modular:
             return self._holds
 
         def holds() -> bool:
@@ -59,11 +66,13 @@ class TorchGuards:
         if self.ties or any(autocast):
             return Conditions((), self._holds, bare=self.bare)
         own = self.guards.conditions
-        values = [(torch.get_default_dtype, dtype), *([(hooked_everywhere, False)] if self.graded else [])]
+        values: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
+        values += [(hooked_everywhere, False)] if self.graded else []
+        values += [(watched_everywhere, False)] if self.modular else []
         return Conditions(tuple(values), own.rest, own.guards, self.bare)
 
     def _holds(self) -> bool:
-        hooked = self.graded and hooked_everywhere()
+        hooked = (self.graded and hooked_everywhere()) or (self.modular and watched_everywhere())
         return not hooked and ambient() == self.ambient and self.guards.holds() and self._tied()
 
     def _tied(self) -> bool:
@@ -78,6 +87,8 @@ class TorchGuards:
             return f"torch's modes: were {self.ambient}, now {ambient()}"
         if self.graded and hooked_everywhere():
             return "every module has backward hooks"
+        if self.modular and watched_everywhere():
+            return "every module has forward hooks"
         if not self._tied():
             return "two attributes that held one tensor no longer do"
         explain = getattr(self.guards, "why_changed", None)

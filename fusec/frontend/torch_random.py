@@ -11,10 +11,18 @@ import torch
 _OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
+DRAWN = frozenset(
+    ("bernoulli_", "uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_", "random_", "normal_")
+)
+"""Calls that fill a tensor with random numbers, on a CPU in the order in which its elements lie."""
+
+_FILLED = {"rand_like": "uniform_", "randn_like": "normal_"}
+
+
 def drawn_apart(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], is_on_cpu: Callable[[torch.Tensor], bool]
 ) -> Callable[[], Any] | None:
-    """What a call with dropout does, in calls of which one draws; None for other calls.
+    """What a call with dropout, or a draw, does, in calls of which one draws; None for other calls.
 
     On a GPU the library's own kernels draw, in an order of their own.
     """
@@ -23,6 +31,8 @@ def drawn_apart(
             if is_on_cpu(args[0]):
                 return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
             return partial(_dropout_by_gpu, args[0], args[1]) if name == "dropout" else None
+    elif name in _FILLED and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
+        return lambda: getattr(torch.empty_like(args[0], **kwargs), _FILLED[name])()
     elif name == "scaled_dot_product_attention" and is_on_cpu(args[0]):
         given = {**dict(zip(_OPERANDS, args)), **kwargs}
         if 0 < given.get("dropout_p", 0) < 1:

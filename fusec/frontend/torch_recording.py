@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch._ops import OpOverload
 
 from fusec.frontend.capture import Rebuild, Recorded, ReferenceSource, Source
 from fusec.frontend.torch_fake import map_tensors, tensors_in, value_name
+from fusec.frontend.torch_networks import stays_whole
 from fusec.frontend.torch_stand_in import GRADED
 from fusec.frontend.torch_tensors import Fake, holding
 
@@ -95,6 +97,10 @@ class Recording:
             self._requires(taken[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
             return
         needs = self._graded and name != "detach" and any(self._needs[self._nodes[id(t)][1]] for t in taken)
+        if needs and (name == "lstm" or stays_whole(func, args, kwargs, lambda tensor: tensor.device.type == "cpu")):
+            # AOTAutograd takes for an LSTM oneDNN's layer, told that it does not train, which then has no backward
+            self.refuse("an LSTM, or a recurrent network of many steps, is differentiated by the library alone")
+            return
         listed = map_tensors(lambda t: self._nodes[id(fake(t))][1], tuple(args))
         named = {key: map_tensors(lambda t: self._nodes[id(fake(t))][1], value) for key, value in kwargs.items()}
         node = self._graph.call_function(func, listed, named)
@@ -150,6 +156,8 @@ class Recording:
             return "the function calls a collective"
         if torch.is_inference_mode_enabled():
             return "the function enters inference mode"
+        if iskeyword(func._overloadname):
+            return f"PyTorch's graphs can't spell {func}"
         if _saving_hooks() != self._saving:
             return "the function saves tensors for the backward with hooks of its own"
         return ""

@@ -98,6 +98,10 @@ def double_output(module, args, output):
     return output * 2
 
 
+def halve_linear(module, args, result):
+    return result / 2 if type(module) is nn.Linear else None
+
+
 def shift_input(module, args):
     return (args[0] + 1, *args[1:])
 

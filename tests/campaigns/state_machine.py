@@ -128,7 +128,7 @@ READS = (
     "handles.append(net.block.register_forward_hook(double_output))",
     "handles.append(net.last.register_forward_pre_hook(shift_input))",
     "handles.append(net.register_forward_pre_hook(shift_input))",
-    "handles.append(nn.modules.module.register_module_forward_hook(lambda m, a, o: None))",
+    "handles.append(nn.modules.module.register_module_forward_hook(halve_linear))",
     "[handle.remove() for handle in handles]; handles.clear()",
     "net.eval()",
     "net.train()",

@@ -154,3 +154,19 @@ def test_what_is_asked_of_an_arguments_storage(number: int) -> None:
     fast = fusec.jit(warn=False)(function)
     for x in (torch.ones(3), torch.ones(9)[3:6], torch.ones(3).share_memory_(), torch.ones(3)):
         torch.testing.assert_close(fast(x), function(x))
+
+
+@pytest.mark.parametrize("kind", ["", "_pre"])
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_forward_hook_of_all_modules(kind: str, graded: bool) -> None:
+    """That is registered between calls, and removed again."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()).requires_grad_(graded)
+    hooks = {"": lambda m, given, result: result * 2, "_pre": lambda m, given: (given[0] * 2,)}
+    register = getattr(torch.nn.modules.module, f"register_module_forward{kind}_hook")
+    x = torch.ones(2, 3)
+    for fast in (fusec.jit(warn=False)(model), fusec.jit(warn=False)(lambda x: model(x))):
+        torch.testing.assert_close(fast(x), model(x))
+        handle = register(lambda m, *given: hooks[kind](m, *given) if type(m) is torch.nn.Linear else None)
+        torch.testing.assert_close(fast(x), model(x))
+        handle.remove()
+        torch.testing.assert_close(fast(x), model(x))
