@@ -49,9 +49,11 @@ def capturing(
     require: Require = nothing_required,
     device: str | None = None,
     differentiate: Differentiate | None = None,
+    *,
+    edits: bool = False,
 ) -> Dispatcher:
     """A dispatcher that is asked for captures, and not called. ``device``: a GPU that tensors on the CPU are meant
-    for."""
+    for. ``edits``: as the calls of a jitted function may."""
     return Dispatcher(
         function,
         compile,
@@ -60,6 +62,7 @@ def capturing(
         require=require,
         device=device,
         differentiate=differentiate,
+        edits=edits,
     )
 
 

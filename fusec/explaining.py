@@ -68,7 +68,9 @@ def _explained(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
 
 def _explain_plain(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
     options = Options()
-    dispatcher = capturing(function, compile=compile_with(options), differentiate=differentiate_with(options))
+    dispatcher = capturing(
+        function, compile=compile_with(options), differentiate=differentiate_with(options), edits=True
+    )
     head = f"{dispatcher.name} is not compiled: it is no function of fusec.jit"
     return _Asked(dispatcher, head, measure=measure).report(args, kwargs)
 
@@ -85,6 +87,7 @@ def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, measure:
         dispatcher.compile,
         dispatcher.requires,
         differentiate=dispatcher.differentiate,
+        edits=True,
     )
     return _Asked(fresh, head, dispatcher, measure).report(args, kwargs)
 

@@ -13,8 +13,12 @@ from fusec.ir.graph import Graph
 
 Library = Literal["torch", "numpy", "cupy"]
 Fallback = Literal["eager", "error"]
-Rebuild = Callable[[Sequence[Any]], Any]
-"""From the tensors of all graph outputs, in order, to what the user's function returns."""
+Rebuild = Callable[..., Any]
+"""From the tensors of all graph outputs, in order, to what the user's function returns.
+
+Where a capture ``takes_given`` also from the containers of the call, by number, into which it puts what the call leaves
+there; without these it gives the result, with numbers in their place, and what would be put there.
+"""
 
 
 FAILED = "{fail}"
@@ -152,7 +156,8 @@ class Capture:
 
     sources: one for each graph input. rebuild: makes the user's result from the output tensors; outputs
     whose port has ``mutates`` stand among them and are the mutated inputs themselves. notes: what runs
-    through the library, and why. recorded: where it was asked for and a gradient may be needed.
+    through the library, and why. recorded: where it was asked for and a gradient may be needed. takes_given: whether a
+    call changes, or returns, containers and objects among its arguments.
     """
 
     graph: Graph
@@ -162,6 +167,7 @@ class Capture:
     library: Library
     notes: tuple[str, ...] = ()
     recorded: Recorded | None = None
+    takes_given: bool = False
 
 
 def inputs_of(sources: Sequence[Source], leaves: Sequence[Any]) -> list[Any]:

@@ -238,6 +238,10 @@ class Recorder:
         """The ids of what is known to have been there before the run, or to stay after it."""
         return self._before.outlasting() | set(map(id, self._args))
 
+    def let_go(self, values: Iterable[object]) -> None:
+        """What the run got copies of, which are no state: what it changed in them is known."""
+        self._before.let_go(values)
+
     def finish(
         self,
         *,

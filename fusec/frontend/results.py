@@ -25,6 +25,10 @@ _PLAIN = (str, bytes, int, float, complex, type(None), type, ModuleType, CodeTyp
 _MOST_SEEN = 100_000
 
 
+class HoldsArraysError(CaptureError):
+    """A returned object, which no call can make, holds arrays."""
+
+
 class MadeObjects:
     """The objects of a result that a run may have made: each call gets new ones.
 
@@ -98,7 +102,7 @@ def _check_value(value: Any, is_stand_in: Callable[[Any], bool], location: Locat
             message = "a text in the result shows elements of an array, which are known only when the function runs"
             raise DataDependentError(message, location)
     elif _holds(value, is_stand_in):
-        raise CaptureError(
+        raise HoldsArraysError(
             f"the function returns a {type(value).__name__} with arrays in it; "
             "return tuples, lists, dicts or dataclasses",
             location,

@@ -277,6 +277,11 @@ class Snapshots:
                 classes = _bases(value)[1:] if is_a(value, type) else classes_of(type(value))
                 waiting += [(cls, path, is_private) for cls in classes]
 
+    def let_go(self, values: Iterable[object]) -> None:
+        """Values that are no state any more."""
+        for value in values:
+            self._held.pop(id(value), None)
+
     def outlasting(self) -> set[int]:
         """The ids of values that are reached from outside the run."""
         return {key for key, held in self._held.items() if held.path}

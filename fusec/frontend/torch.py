@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fusec.errors import CaptureError, UnsupportedOpError
+from fusec.frontend.argument_changes import Edit, GivenContainers
 from fusec.frontend.capture import (
     SAMPLING,
     Capture,
@@ -20,10 +21,11 @@ from fusec.frontend.capture import (
     run_user,
 )
 from fusec.frontend.environment import record_environment
+from fusec.frontend.garbage import left_alone
 from fusec.frontend.raw import in_class
-from fusec.frontend.side_effects import ArgumentContainers, StateChangedError, refuse_late_errors
+from fusec.frontend.side_effects import StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
-from fusec.frontend.structures import TENSOR, CallSpec, Node, Opens, Static, Structure, names_in, opens_none
+from fusec.frontend.structures import TENSOR, CallSpec, Given, Node, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere, watched_everywhere
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
@@ -62,6 +64,7 @@ def needs_autograd(leaves: Sequence[torch.Tensor], capture: Capture | None = Non
 
 
 @dispatch_modes()
+@left_alone()
 def capture(
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -72,13 +75,15 @@ def capture(
     opens: Opens = opens_none,
     device: str | None = None,
     record: bool = False,
+    edits: bool = False,
 ) -> Capture:
     """Captures ``f(*args, **kwargs)`` for the shapes, dtypes, strides and static values of this call.
 
     ``f`` is a function, a bound method or an ``nn.Module``. ``opens`` says which objects among the arguments are told
     by what is in them. No tensor's data is read and none is changed. With a GPU as ``device``, tensors on the CPU stand
     for such on the GPU, which need not be here: the graph is on it, and has what a call of tensors there would have.
-    With ``record`` the calls are recorded where a gradient may be needed, for a backward to be made of them.
+    With ``record`` the calls are recorded where a gradient may be needed, for a backward to be made of them. With
+    ``edits`` the function may change containers and objects among its arguments; else that is refused.
     Raises DataDependentError for Python control flow on a tensor's value, UnsupportedOpError for what can't be
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
@@ -98,18 +103,21 @@ def capture(
     before = _attributes(f, references)
     recorder = record_environment(f, _statics(spec), holds_arrays=True, asked=ASKED)
     modes = ambient()
-    given = ArgumentContainers(*fakes, is_tensor, opens)
+    given = GivenContainers(*fakes, is_tensor, opens)
+    own = GivenContainers(args, kwargs, is_tensor, opens).known.keys()
     with recorder:
         with nullcontext() if recording is None else recording.running():
             result = _run(f, trace, fakes, TensorSnapshots((*references.tensors, *leaves)))
         if off is not None and off.turned_on:
             raise UnsupportedOpError("the function turns gradients on where they are off", trace.emitter.location)
-        results = _result(trace, result, recorder.outlasting(), recording)
+        known = given.known if edits and recording is None else {}
+        edited = _edits(given, own & recorder.outlasting(), bool(known), f)
+        results = _result(trace, result, recorder.outlasting(), recording, known, edited)
         recorded = results.recorded(recording) if recording is not None else None
-        given.check()
+        recorder.let_go(given.containers)
         _refuse_changes(before, f)
         refuse_late_errors(trace.builder, _location(f))
-    del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
+    del result, fakes, given, edited  # a container rebuilt for the run is not to be taken for one that it reads
     graph, sources = results.finish()
     graph = graph if device is None else place(graph, device)
     inputs = trace.found_inputs(sources)
@@ -120,13 +128,30 @@ def capture(
         guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded, bool(references.modules)
     )
     finished = recorded(results.rebuild_leaves) if recorded is not None else None
-    return Capture(graph, sources, environment, results.rebuild, "torch", tuple(trace.notes), finished)
+    notes = tuple(trace.notes)
+    return Capture(graph, sources, environment, results.rebuild, "torch", notes, finished, results.takes_given)
 
 
-def _result(trace: Trace, result: Any, outlasting: Set[int], recording: Recording | None) -> Result:
+def _edits(given: GivenContainers, outside: Set[int], allowed: bool, f: Callable[..., Any]) -> tuple[Edit, ...]:
+    """What the run has changed in its arguments. StateChangedError where a call can't do the same: of the caller's
+    containers those are reached from ``outside``, too, which the run saw as they were."""
+    edits = given.edits()
+    if edits is None or (edits and (outside or not allowed)):
+        raise StateChangedError("a list, a dict or an object among its arguments", _location(f))
+    return edits
+
+
+def _result(
+    trace: Trace,
+    result: Any,
+    outlasting: Set[int],
+    recording: Recording | None,
+    given: Mapping[int, Given],
+    edits: Sequence[Edit],
+) -> Result:
     """UnsupportedOpError for a result that no program gives; for what autograd made of it first."""
     try:
-        return Result(trace, result, outlasting)
+        return Result(trace, result, outlasting, given, edits)
     except UnsupportedOpError as error:
         if recording is not None and recording.unfit:
             raise UnsupportedOpError(recording.unfit, error.location) from error

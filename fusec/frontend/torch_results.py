@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
+from fusec.frontend.argument_changes import Edit, apply_edits
 from fusec.frontend.capture import (
     Rebuild,
     Recorded,
@@ -18,7 +20,7 @@ from fusec.frontend.capture import (
 )
 from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.steps import Step
-from fusec.frontend.structures import Opener, Static, Structure
+from fusec.frontend.structures import Given, Maker, Node, Opener, Static, Structure, nodes_in
 from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_recording import Recording, requires_grad
@@ -30,6 +32,9 @@ from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Port, Value
 from fusec.ir.raising import is_effect, is_lookup
 from fusec.ir.types import contiguous_strides
+
+_MOST_GIVEN = 1 << 20
+"""More than the containers of any call: their numbers stand for them where they are not there."""
 
 
 def is_tensor(value: object) -> bool:
@@ -65,15 +70,27 @@ class Result:
     Tensors that share memory are views of one output, which is the input that was changed, or the memory that the
     function made; this one is among the graph's outputs even where no tensor of the result shows all of it.
 
-    ``outlasting``: the ids of objects that were there before the run, and are returned themselves.
+    ``outlasting``: the ids of objects that were there before the run, and are returned themselves. ``given``: the
+    call's containers, where the run may have made these ``edits`` in them.
     """
 
-    def __init__(self, trace: Trace, result: Any, outlasting: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        result: Any,
+        outlasting: Set[int] = frozenset(),
+        given: Mapping[int, Given] = {},
+        edits: Sequence[Edit] = (),
+    ) -> None:
         self._trace = trace
         leaves: list[Any] = []
         made = MadeObjects(outlasting)
-        opener = Opener(is_tensor, leaves, made.opens)
-        self._structure = opener.open(result)
+        opener = Opener(is_tensor, leaves, made.opens, given)
+        self._structure = opener.open((result, tuple(edits)) if given else result)
+        self.takes_given = bool(given) and (bool(edits) or any(type(p) is Given for p in _parts(self._structure)))
+        if given and not self.takes_given:
+            assert isinstance(self._structure, Node), "the result stands before the edits"
+            self._structure = self._structure.parts[0]
         made.note(opener.containers)
         self._made = made
         check_result(self._structure, lambda v: isinstance(v, FakeTensor), trace.emitter.location)
@@ -168,14 +185,15 @@ class Result:
     def rebuild(self) -> Rebuild:
         """Makes the user's result from the tensors of the graph's outputs. Keeps nothing of the trace alive."""
         structure, slots = self._structure, tuple(self._slots)
+        make = _with_edits(structure) if self.takes_given else partial(_rebuild, structure)
         other_mode, inference, detached = frozenset(self._other_mode), not self._inference, frozenset(self._detached)
         if not other_mode and not detached:
-            return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
+            return lambda outputs, *given: make(iter([outputs[slot] for slot in slots]), *given)
 
-        def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
+        def rebuild(outputs: Sequence[torch.Tensor], *given: Sequence[Any]) -> Any:
             made = [_in_mode(x, inference) if slot in other_mode else x for slot, x in enumerate(outputs)]
             made = [x.detach() if slot in detached else x for slot, x in enumerate(made)]
-            return _rebuild(structure, iter([made[slot] for slot in slots]))
+            return make(iter([made[slot] for slot in slots]), *given)
 
         return rebuild
 
@@ -186,6 +204,21 @@ class Result:
         sources = tuple(s for s, v in zip(trace.sources, trace.builder.finish([]).inputs) if v in set(graph.inputs))
         trace.namer.finish(trace.builder, graph)
         return graph, sources
+
+
+def _with_edits(structure: Structure) -> Callable[..., Any]:
+    """Makes the result, and what is left in the call's containers, and puts it there."""
+    numbers = range(_MOST_GIVEN)
+
+    def make(leaves: Iterator[Any], containers: Sequence[Any] | None = None) -> Any:
+        made = Maker(leaves, (numbers if containers is None else containers, ())).make(structure)
+        if containers is None:
+            return made
+        result, edits = made
+        apply_edits(edits, containers)
+        return result
+
+    return make
 
 
 def _in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
@@ -207,6 +240,10 @@ def _check_structure(structure: Structure, trace: Trace) -> None:
             )
     for part in getattr(structure, "parts", ()):
         _check_structure(part, trace)
+
+
+def _parts(structure: Structure) -> Iterator[Structure]:
+    return (part for node in nodes_in(structure) for part in node.parts)
 
 
 def _without_unused(graph: Graph, abandoned: Sequence[range]) -> Graph:

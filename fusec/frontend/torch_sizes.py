@@ -34,8 +34,8 @@ def check_conditions(
 ) -> None:
     """DimensionError where the function, run at ``extents``, asked something that is not so in all of the ranges.
 
-    ``arguments`` are shapes, with names for symbolic extents, and dtypes. A function that PyTorch's symbolic sizes
-    can't follow is not judged.
+    ``arguments`` are shapes, with names, or sums of a name and a number, for symbolic extents, and dtypes. A function
+    that PyTorch's symbolic sizes can't follow is not judged.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -43,16 +43,22 @@ def check_conditions(
     environment = ShapeEnv(specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     fakes: list[Any] = []
-    names: dict[Any, str] = {}
-    for shape, dtype in arguments:
-        real = torch.empty(
-            [extents[n] if isinstance(n, str) else n for n in shape], dtype=getattr(torch, dtype.long_name)
-        )
-        dynamic = [DimDynamic.DYNAMIC if isinstance(n, str) and n in ranges else DimDynamic.STATIC for n in shape]
+    names: dict[Any, Any] = {}
+    known = {name: sympy.Symbol(name, integer=True, positive=True) for name in extents}
+    at = {known[name]: extent for name, extent in extents.items()}
+    for given, dtype in arguments:
+        shape = [sympy.sympify(n, locals=known) if isinstance(n, str) else sympy.Integer(n) for n in given]
+        real = torch.empty([int(n.subs(at)) for n in shape], dtype=getattr(torch, dtype.long_name))
+        dynamic = [
+            DimDynamic.DYNAMIC
+            if n.free_symbols and all(s.name in ranges for s in n.free_symbols)
+            else DimDynamic.STATIC
+            for n in shape
+        ]
         fake = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         for n, size in zip(shape, fake.shape, strict=True):
             if isinstance(size, torch.SymInt):
-                names[size.node.expr] = str(n)
+                names[size.node.expr] = n
         fakes.append(fake)
     try:
         args, kwargs = restore(fakes)
@@ -63,8 +69,7 @@ def check_conditions(
     for guard in environment.guards:
         location = _location(guard)
         if location is not None:
-            named = guard.expr.xreplace({s: sympy.Symbol(n, integer=True, positive=True) for s, n in names.items()})
-            _check(named, ranges, location)
+            _check(guard.expr.xreplace(names), ranges, location)
 
 
 def _location(guard: Any) -> Location | None:

@@ -13,6 +13,7 @@ from fusec.config import logger, verifies
 from fusec.errors import FusecError
 from fusec.frontend.capture import AsWritten, Capture, Library
 from fusec.frontend.counters import Counting, IntegerAttribute
+from fusec.frontend.results import HoldsArraysError
 from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.runtime.adapters import load_arrays
@@ -22,7 +23,7 @@ from fusec.runtime.entry import MISS, Entry
 from fusec.runtime.libraries import library_of
 from fusec.runtime.library import ResultsDifferError
 from fusec.runtime.plan import Compile, Plan, PlanOptions, Signature
-from fusec.runtime.planner import Planner, is_on_cpu
+from fusec.runtime.planner import OpenedError, Planner, is_on_cpu
 from fusec.runtime.refusals import Kind, Refusals, WrittenEntries, kind_of
 from fusec.runtime.signatures import unfit, what_differs
 from fusec.runtime.telling import Cause
@@ -34,6 +35,9 @@ _RECENT = 4
 
 MOST_ALONE = 4
 """Values of integer attributes that a function is compiled for one by one until, with no range, it runs as written."""
+
+GROWING = "its arguments hold what an earlier call left there; further calls like it are compiled"
+"""Why the first of such calls runs as written."""
 
 log = logger("recompile")
 
@@ -157,6 +161,8 @@ class Dispatcher(Planner):
             if opened is not None:
                 plan = replace(opened, signature=key)
                 self._open = (plan, *self._open)
+            elif self.is_passing(arrays, leaves, spec):
+                return self._as_written(GROWING, args, kwargs, "settling")
             else:
                 try:
                     plan = replace(self.make(arrays, leaves, spec, args, kwargs), signature=key)
@@ -167,6 +173,8 @@ class Dispatcher(Planner):
                         raise
                     self._refusals.failed(kind, f"{error}", time.monotonic() - start, may_settle=True)
                     return self._as_written(f"{error}", args, kwargs, "settling")
+                except OpenedError:
+                    return self._slow(args, kwargs)
                 if plan.capture is None:
                     failure = time.monotonic() - start
                 elif not plan.is_compiled:
@@ -250,8 +258,10 @@ class Dispatcher(Planner):
             raise FusecError(f"{self.name}: no torch tensor or NumPy array is among the arguments")
         try:
             return self._capture(library, args, kwargs)
-        except StateChangedError as error:
-            if not counting or not error.counters:
+        except (StateChangedError, HoldsArraysError) as error:
+            if self.edits and self._objects.open_for(error, (*args, *kwargs.values())):
+                return self.capture(args, kwargs, counting=counting)
+            if not counting or not isinstance(error, StateChangedError) or not error.counters:
                 raise
             values = (counter.value for counter in error.counters)
             return _Counting(self, error.counters)._capture(library, (*args, *values), kwargs)
@@ -288,6 +298,7 @@ class _Counting(Dispatcher):
             telling=outer.telling,
             device=outer.device,
             differentiate=outer.differentiate,
+            edits=False,
         )
         self.counters = counters
         self.eager_calls = outer.eager_calls

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusec.frontend.capture import Capture
-from fusec.ir.index import Symbol, symbol
+from fusec.ir.index import Symbol, add, symbol
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.runtime.arrays import Layout
 from fusec.runtime.code import spell, spell_tuple, variable_of
@@ -73,19 +73,35 @@ def reach(extent: int, room: int = ROOM) -> int:
 
 def openings(seen: Sequence[Sequence[Layout]]) -> Iterator[Opening]:
     """What the extents that changed from call to call suggest."""
-    if 2 <= len(seen) <= ATTEMPTS:
+    last, seen = seen[-1], _without_ones(seen)
+    if last in seen and 2 <= len(seen) <= ATTEMPTS:
         for room in (ROOM, 1):
             shapes = open_shapes(seen, room)
             if shapes is not None:
                 yield Opening(shapes)
 
 
+def _without_ones(seen: Sequence[Sequence[Layout]]) -> Sequence[Sequence[Layout]]:
+    """The calls but those of extents below :data:`LEAST` that others have larger."""
+    shapes = [tuple(n for layout in row for n in layout.type.static_shape) for row in seen]
+    varying = [k for k, values in enumerate(zip(*shapes, strict=True)) if len(set(values)) > 1]
+    return [row for row, shape in zip(seen, shapes, strict=True) if all(shape[k] >= LEAST for k in varying)]
+
+
 def open_shapes(seen: Sequence[Sequence[Layout]], room: int = ROOM) -> Shapes | None:
-    """The shapes that serve all these calls, the extents that differ made symbolic, equal ones with one symbol.
+    """The shapes that serve all these calls, the extents that differ made symbolic: equal ones with one symbol, and
+    those that differ by a number from such are it and the number.
 
     None where strides, or an extent of 1 or 0, stand against it.
     """
     symbols: dict[tuple[int, ...], Symbol] = {}
+    changed = {
+        values
+        for rows in zip(*seen, strict=True)
+        for values in zip(*(layout.type.static_shape for layout in rows), strict=True)
+        if len(set(values)) > 1
+    }
+    base = {values: min(other for other in changed if _apart(values, other) is not None) for values in changed}
     shapes: list[tuple[Dim, ...]] = []
     for rows in zip(*seen, strict=True):
         extents = list(zip(*(layout.type.static_shape for layout in rows), strict=True))
@@ -101,10 +117,17 @@ def open_shapes(seen: Sequence[Sequence[Layout]], room: int = ROOM) -> Shapes | 
                 continue
             if min(values) < LEAST:
                 return None
-            made = symbol(f"s{len(symbols)}", LEAST, reach(max(values), room))
-            shape.append(symbols.setdefault(values, made))
+            least = base[values]
+            made = symbols.setdefault(least, symbol(f"s{len(symbols)}", LEAST, reach(max(least), room)))
+            shape.append(add(made, values[0] - least[0]))
         shapes.append(tuple(shape))
     return tuple(shapes) if symbols else None
+
+
+def _apart(values: Sequence[int], other: Sequence[int]) -> int | None:
+    """By what number extents differ from others in all calls; None where it is not one number."""
+    found = {n - m for n, m in zip(values, other, strict=True)}
+    return found.pop() if len(found) == 1 else None
 
 
 def symbols_in(shapes: Shapes) -> list[Symbol]:

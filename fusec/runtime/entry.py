@@ -188,12 +188,14 @@ def compiled_entry(
     given = [inputs[k] for k in among]
     writer.lines += _clashes(arrays, scope, given, [among.index(k) for k in mutated], eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs], owned=owns)
-    result = _plain_result(capture.rebuild, written.results)
-    if result is None:
-        result = f"{scope.bind(capture.rebuild, 'rebuild')}([{', '.join(written.results)}])"
-    watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
     rebuild = scope.bind(capture.rebuild, "rebuild")
-    writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched})")
+    containers = [writer.containers[number] for number in sorted(writer.containers)]
+    also = f", [{', '.join(containers)}]" if capture.takes_given else ""
+    result = None if capture.takes_given else _plain_result(capture.rebuild, written.results)
+    if result is None:
+        result = f"{rebuild}([{', '.join(written.results)}]{also})"
+    watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
+    writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched}{also})")
     if owns:
         writer.lines.append(f"if type(args) is {scope.bind(list, 'list')}: args.clear()")
     lines = [*writer.lines, *_attempted(executable, scope, written, f"return {result}", again)]

@@ -11,6 +11,8 @@ from typing import Any
 
 from fusec.frontend import raw
 from fusec.frontend.plain import is_plain
+from fusec.frontend.results import HoldsArraysError
+from fusec.frontend.side_effects import StateChangedError
 from fusec.runtime.libraries import is_torch_module
 
 _MOST_PARTS = 1000
@@ -35,6 +37,16 @@ class ObjectsSeen:
                 self._seen[kind] = weakref.ref(value)
                 if known is not None:
                     self._opened |= {kind}
+
+    def open_for(self, error: Exception, values: Iterable[Any]) -> bool:
+        """Opens the classes of a call's arguments of which a run has changed some, or has returned one with arrays in
+        it, as ``error`` says. Whether there were any: such a run can be captured then."""
+        if not isinstance(error, StateChangedError | HoldsArraysError):
+            return False
+        found = {type(value) for value in values if is_openable(value)}
+        found -= self._opened
+        self._opened |= found
+        return bool(found)
 
     def opens(self, value: Any, inside: bool) -> bool:
         """Whether an object is told by what is in it; ``inside``: it is a part of one that is."""

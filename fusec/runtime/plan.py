@@ -49,7 +49,8 @@ class PlanOptions(TypedDict, total=False):
 
     openings: which ranges of extents are tried. static: names of parameters that are weights. device: the GPU that the
     function is captured for, where its tensors are not there. differentiate: makes what serves calls that need a
-    gradient; without, they run as written. owns: arguments that come as a list are the call's to let go.
+    gradient; without, they run as written. owns: arguments that come as a list are the call's to let go. edits: whether
+    a call may change containers and objects among its arguments.
     """
 
     fallback: Fallback
@@ -63,6 +64,7 @@ class PlanOptions(TypedDict, total=False):
     device: str | None
     differentiate: Differentiate | None
     owns: bool
+    edits: bool
 
 
 @dataclass(frozen=True, eq=False)

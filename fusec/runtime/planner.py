@@ -15,7 +15,7 @@ from fusec.errors import CaptureError, CodegenError, DataDependentError, FusecEr
 from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parameters, with_static
 from fusec.frontend.counters import IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
-from fusec.frontend.structures import CallSpec
+from fusec.frontend.structures import TENSOR, CallSpec, nodes_in
 from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.adapters import load_arrays
@@ -42,6 +42,10 @@ GRADIENT = "a gradient is needed and only the forward is compiled; call it under
 log = logger("recompile")
 
 
+class OpenedError(Exception):
+    """Objects among the arguments are now told by what is in them: the call is to be read anew."""
+
+
 class Planner:
     """What is known of one function, and how a call of it becomes a plan."""
 
@@ -57,6 +61,7 @@ class Planner:
         self.device = options.get("device")
         self.differentiate = options.get("differentiate")
         self.owns = options.get("owns", False)
+        self.edits = options.get("edits", True)
         self.closed: list[str] = []
         self.eager_calls: Counter[str] = Counter()
         self._capture_function = options.get("capture")
@@ -65,6 +70,8 @@ class Planner:
         self._without_kernel: set[str] = set()
         self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
         self._restless = False
+        self._grows = False
+        """Whether calls leave arrays in their arguments: extents change from call to call, then."""
         self._objects = ObjectsSeen()
 
     def require(self, arrays: Arrays, leaves: list[Any]) -> None:
@@ -83,7 +90,8 @@ class Planner:
         with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
             is_own = library == "torch" and self._capture_function is None
             record = self.differentiate is not None
-            own = {"opens": self._objects.opens, "device": self.device, "record": record} if is_own else {}
+            own: dict[str, Any] = {"opens": self._objects.opens, "device": self.device, "record": record}
+            own = {**own, "edits": self.edits} if is_own else {}
             made = copy_context().run(capture, self.function, args, kwargs, fallback=self.fallback, **own)
         if not self.static:
             return made
@@ -108,6 +116,7 @@ class Planner:
             self._bind(args, kwargs)
             stage = "capture"
             capture = self._capture(arrays.library, args, kwargs)
+            self._grows = self._grows or capture.takes_given
             stage = "compile"
             if needs_autograd(arrays.library, leaves, capture):
                 return self._gradient_plan(arrays, spec, leaves, capture)
@@ -121,6 +130,8 @@ class Planner:
         except Exception as error:
             if self.fallback == "error":
                 raise
+            if stage == "capture" and self.edits and self._objects.open_for(error, (*args, *kwargs.values())):
+                raise OpenedError from error
             if isinstance(error, StateChangedError) and (self._may_count(error.counters) or not self._restless):
                 self._restless = self._restless or not error.counters
                 raise
@@ -155,11 +166,12 @@ class Planner:
 
     def make_open(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
-        if self.general is None or not self.general.extents or needs_autograd(arrays.library, leaves):
+        if self.general is None or needs_autograd(arrays.library, leaves):
             return None
+        if not self.general.extents and not self._grows:
+            return None
+        seen = self._seen_like(arrays, leaves, spec)
         layouts = tuple(arrays.layout(leaf) for leaf in leaves)
-        kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
-        seen = self._seen.setdefault((arrays.library, spec, kinds, arrays.mode()), [])
         seen[:] = [*(known for known in seen if known != layouts), layouts]
         if arrays.library == "cupy":
             return None
@@ -227,6 +239,23 @@ class Planner:
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opening.symbols)
         log.info("%s: compiled for %s", self.name, ranges)
         return Plan(entry, capture, executable, opening=opening)
+
+    def _seen_like(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> list[tuple[Layout, ...]]:
+        """The layouts of calls that differ from this one in extents alone."""
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
+        return self._seen.setdefault((arrays.library, spec, kinds, arrays.mode()), [])
+
+    def is_passing(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> bool:
+        """Whether a call is the first of its kind, and has in its arguments what an earlier one may have left there.
+
+        Where it leaves more, the next has other extents, and what is compiled for these is called once.
+        """
+        if not self._grows or self.general is None or self.fallback == "error":
+            return False
+        parts = (*spec.args, *(part for _, part in spec.kwargs))
+        held = any(TENSOR in node.parts for part in parts for node in nodes_in(part))
+        return held and len(self._seen_like(arrays, leaves, spec)) == 1
 
     def make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""

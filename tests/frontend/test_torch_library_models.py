@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fusec
+from fusec.runtime.dispatch import GROWING
 
 transformers = pytest.importorskip("transformers")
 
@@ -127,3 +128,22 @@ def test_hooks_that_a_model_puts_into_itself_are_a_part_of_it() -> None:
     assert sum(fast._fusec.dispatcher.eager_calls.values()) == 1
     hooks = [sum(len(m._forward_hooks) for m in which.modules()) for which in (made, other)]
     assert hooks[0] == hooks[1] > 0
+
+
+@pytest.mark.parametrize("way", ["forward", "module"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_every_token_but_one_of_a_default_generate_is_compiled(name: str, way: str) -> None:
+    """A program for the prompt, and one for all lengths of the cache that grows."""
+    made = DEFAULT_CALLS[name][0]()
+    given = {"do_sample": False, "max_new_tokens": 6, "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    made.generation_config.eos_token_id, made.generation_config.pad_token_id = None, 0
+    expected = made.generate(TOKENS[0], **given)
+    if way == "forward":
+        made.forward = fusec.jit(made.forward)
+        found, dispatcher = made.generate(TOKENS[0], **given), made.forward.dispatcher
+    else:
+        fast = fusec.jit(made)
+        found, dispatcher = fast.generate(TOKENS[0], **given), fast._fusec.dispatcher
+    assert found.tolist() == expected.tolist()
+    assert dispatcher.eager_calls == {GROWING: 1}
+    assert [plan.is_compiled for plan in dispatcher.plans] == [True, True]
