@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -207,3 +208,50 @@ def test_a_method_that_a_class_is_given_is_seen(
     assert not compiled._fusec.dispatcher.eager_calls
     monkeypatch.setattr(cls, name, new)
     torch.testing.assert_close(compiled(x), module(x))
+
+
+class Repeats(torch.nn.Module):
+    """Calls itself, as a model that generates text does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x))
+
+    def repeat(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            x = self(x)
+        return x
+
+    def fails(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"{self(x).shape}")
+
+
+def test_calls_that_a_method_makes_of_its_module_are_compiled() -> None:
+    module = Repeats().eval().requires_grad_(False)
+    own = set(vars(module))
+    fast, x = fusec.jit(module), torch.randn(2, 4)
+    torch.testing.assert_close(fast.repeat(x, 3), module.repeat(x, 3))
+    with pytest.raises(ValueError, match="2, 4"):
+        fast.fails(x)
+    assert [plan.is_compiled for plan in fast._fusec.dispatcher.plans] == [True]
+    assert set(vars(module)) == own
+
+
+def test_calls_of_the_module_in_other_threads_stay_as_written() -> None:
+    module = Repeats().eval().requires_grad_(False)
+    seen = []
+
+    class Own(Repeats):
+        def repeat(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            with ThreadPoolExecutor(1) as pool:
+                seen.append(pool.submit(self, x).result())
+            return super().repeat(x, times)
+
+    module.__class__ = Own
+    fast, x = fusec.jit(module), torch.randn(2, 4)
+    fast.repeat(x, 0)
+    torch.testing.assert_close(seen[0], module(x))
+    assert not fast._fusec.dispatcher.plans

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusec.runtime import dynamo
@@ -90,12 +93,14 @@ class BoundMethods:
 class JitModule:
     """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
 
-    A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
+    A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one, and where a
+    method calls the module (``generate()`` does), that call is compiled.
     """
 
     def __init__(self, module: Any, make: MakeDispatcher) -> None:
         self.__dict__["_fusec"] = JitFunction(module, make)
         self.__dict__["_module"] = module
+        self.__dict__["_calls"] = OwnCalls(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self._fusec.dispatcher
@@ -132,9 +137,67 @@ class JitModule:
 
 
 def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:
+    calls = wrapper.__dict__["_calls"]
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
+        with calls.compiled():
+            result = method(*args, **kwargs)
         return wrapper if result is method.__self__ else result
 
     return call
+
+
+class _Depth(threading.local):
+    inside = 0
+    """How many of the module's methods this thread has called; 0 within calls that are compiled."""
+
+
+class OwnCalls:
+    """Makes calls of a module that its own methods make calls of its compiled wrapper.
+
+    PyTorch looks into a module for an implementation of its calls, which ``Module.compile`` sets. It is there while a
+    method runs. Other threads' calls, and those that a compiled call makes, are as written.
+    """
+
+    def __init__(self, wrapper: JitModule) -> None:
+        self._wrapper = weakref.ref(wrapper)
+        self._depth = _Depth()
+        self._lock = threading.Lock()
+        self._running = 0
+
+    @contextlib.contextmanager
+    def compiled(self) -> Iterator[None]:
+        """While entered, this thread's calls of the module are the wrapper's."""
+        wrapper = self._wrapper()
+        table = None if wrapper is None else wrapper.__dict__["_module"].__dict__
+        if table is None or captures.running or table.get(_IMPLEMENTATION, self._call) != self._call:
+            yield
+            return
+        with self._lock:
+            self._running += 1
+            table[_IMPLEMENTATION] = self._call
+        self._depth.inside += 1
+        try:
+            yield
+        finally:
+            self._depth.inside -= 1
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    table.pop(_IMPLEMENTATION, None)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        wrapper, depth = self._wrapper(), self._depth
+        assert wrapper is not None, "one of its methods runs"
+        if not depth.inside:
+            return wrapper.__dict__["_module"]._call_impl(*args, **kwargs)
+        outer, depth.inside = depth.inside, 0
+        try:
+            return wrapper(*args, **kwargs)
+        finally:
+            depth.inside = outer
+
+
+_IMPLEMENTATION = "_compiled_call_impl"
+"""Where ``torch.nn.Module`` looks for what its calls run."""
