@@ -1,7 +1,8 @@
 """AOTAutograd's forward and backward of an FX graph, each compiled.
 
 Where the graph is cut decides what the forward saves. Scores (:mod:`fusec.torch_score_spaces`) are computed again in
-the backward where the kernels of both graphs are predicted to take no longer so.
+the backward where the kernels of both graphs are predicted to take no longer so. Losses over wide rows
+(:mod:`fusec.torch_row_chunks`) are made in chunks of rows, with their gradients.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import fx
 from fusec import config
 from fusec.build import Options
 from fusec.torch_graphs import Kind, predicted_time
+from fusec.torch_row_chunks import Cut, chunks_of, cut_in_chunks, wide_products
 from fusec.torch_score_spaces import forms_of_spaces, recompute_scores
 
 log = config.logger("compile")
@@ -64,20 +66,32 @@ def _cut(
     options: Options, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a joint graph."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    forms = forms_of_spaces(joint, num_fwd_outputs)
+    given["num_fwd_outputs"] = num_fwd_outputs
+    cut: Cut = partial(min_cut_rematerialization_partition, **given)
+    own_marks = any("recompute" in node.meta for node in joint.graph.nodes)
+    forms = [] if own_marks else forms_of_spaces(joint, num_fwd_outputs)
+    wide = [] if own_marks else wide_products(joint, num_fwd_outputs)
     choices = [forms] if forms else []
     choices += [[form] for form in forms] if 1 < len(forms) <= MOST_FORMS else []
-    copies = [fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in choices]
-    best = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
-    if not choices:
+    copies = [fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in (*choices, *wide[:1])]
+    best = cut(joint, inputs)
+    if not copies:
         return best
     least = _predicted(best, options)
-    log.info("scores saved: %s s predicted", least)
+    log.info("all saved: %s s predicted", least)
+    if wide:
+        chunked: Cut = partial(cut_in_chunks, min_cut_rematerialization_partition, **given)
+        made = chunked(copies.pop(), inputs)
+        time = _predicted(made, options)
+        log.info("rows in chunks: %s s predicted", time)
+        allowed = FOR_MEMORY if any(chunks_of(each) > 1 for each in wide) else 1.0
+        if time <= allowed * least < inf:
+            best, least, cut = made, time, chunked
     for marked, chosen in zip(copies, choices):
         recompute_scores(marked, num_fwd_outputs, chosen)
-        made = cut(marked, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+        made = cut(marked, inputs)
         time = _predicted(made, options)
         log.info("scores of %s computed again: %s s predicted", chosen, time)
         if time <= least < inf:
@@ -85,6 +99,8 @@ def _cut(
     return best
 
 
+FOR_MEMORY = 1.05
+"""How much longer chunks of rows may take than the whole, which needs several times the memory."""
 MOST_FORMS = 3
 """Forms of score spaces up to which each is tried alone, too."""
 

@@ -85,6 +85,36 @@ def _reached(nodes: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[f
     return found
 
 
+# Making
+
+
+class Making:
+    """Makes nodes before another, with what they give noted. ``like``: the node whose place in the code they have."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node, like: fx.Node | None = None) -> None:
+        self._graph, self._before = graph, before
+        self.like = like or before
+        self.made: list[fx.Node] = []
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        with self._graph.inserting_before(self._before):
+            node = self._graph.call_function(target, args, kwargs)
+        node.meta |= {k: v for k, v in self.like.meta.items() if k not in ("val", "tensor_meta", "recompute")}
+        given: Any = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        mode = getattr(tensor_of(self.like), "fake_mode", None)
+        assert mode is not None, "AOTAutograd notes fake tensors"
+        with mode, torch.no_grad():
+            node.meta["val"] = target(*given[0], **given[1])
+        self.made.append(node)
+        return node
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return node if value_of(node).dtype == dtype else self(aten._to_copy.default, node, dtype=dtype)
+
+    def join(self, parts: Sequence[fx.Node], axis: int) -> fx.Node:
+        return parts[0] if len(parts) == 1 else self(aten.cat.default, list(parts), axis)
+
+
 # Views
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,42 +15,16 @@ from fusec.torch_nodes import (
     PRODUCTS,
     Atom,
     Axes,
+    Making,
     along,
     aten,
     is_transpose,
-    tensor_of,
     value_of,
     window_of,
 )
 
 FEW = 8
 """Logits beside the scores of a row (sinks)."""
-
-
-class _Making:
-    """Makes nodes before another, with what they give noted."""
-
-    def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
-        self._graph, self._before = graph, before
-        self.made: list[fx.Node] = []
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        with self._graph.inserting_before(self._before):
-            node = self._graph.call_function(target, args, kwargs)
-        node.meta |= {k: v for k, v in self._before.meta.items() if k not in ("val", "tensor_meta", "recompute")}
-        given: Any = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        mode = getattr(tensor_of(self._before), "fake_mode", None)
-        assert mode is not None, "AOTAutograd notes fake tensors"
-        with mode, torch.no_grad():
-            node.meta["val"] = target(*given[0], **given[1])
-        self.made.append(node)
-        return node
-
-    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return node if value_of(node).dtype == dtype else self(aten._to_copy.default, node, dtype=dtype)
-
-    def join(self, parts: Sequence[fx.Node], axis: int) -> fx.Node:
-        return parts[0] if len(parts) == 1 else self(aten.cat.default, list(parts), axis)
 
 
 @dataclass(frozen=True)
@@ -70,7 +44,7 @@ def open_softmax(graph: fx.Graph, softmax: fx.Node, forward: set[fx.Node]) -> se
     result = value_of(softmax)
     axis: Any = softmax.args[1]
     axis %= result.ndim
-    make = _Making(graph, softmax)
+    make = Making(graph, softmax)
     wide = torch.float64 if result.dtype == torch.float64 else torch.float32
     parts = [make.cast(part, wide) for part in _parts(softmax, axis)]
     largest = _over(make, aten.amax.default, aten.maximum.default, parts, axis)
@@ -104,7 +78,7 @@ def _parts(softmax: fx.Node, axis: int) -> list[fx.Node]:
     return list(parts) if along % value_of(joined).ndim == axis and len(few) == len(extents) - 1 > 0 else [x]
 
 
-def _over(make: _Making, reduce: Any, combine: Any, parts: Sequence[fx.Node], axis: int) -> fx.Node:
+def _over(make: Making, reduce: Any, combine: Any, parts: Sequence[fx.Node], axis: int) -> fx.Node:
     """A reduction of all parts along an axis, which is kept; first of the part that is no few."""
     ordered = sorted(parts, key=lambda part: -value_of(part).shape[axis])
     first, *rest = (part if value_of(part).shape[axis] == 1 else make(reduce, part, [axis], True) for part in ordered)
@@ -130,7 +104,7 @@ def _open_derivative(graph: fx.Graph, node: fx.Node, softmax: fx.Node, opened: _
     gradient, _, _, dtype = node.args
     assert isinstance(gradient, fx.Node)
     assert isinstance(dtype, torch.dtype)
-    make = _Making(graph, node)
+    make = Making(graph, node)
     wide = value_of(opened.weights[0]).dtype
     gradients = _gradients(make, gradient, opened)
     total = _from_output(make, softmax, gradient, opened.axis, wide, forward)
@@ -145,7 +119,7 @@ def _open_derivative(graph: fx.Graph, node: fx.Node, softmax: fx.Node, opened: _
     graph.erase_node(node)
 
 
-def _gradients(make: _Making, gradient: fx.Node, opened: _Opened) -> list[fx.Node | None]:
+def _gradients(make: Making, gradient: fx.Node, opened: _Opened) -> list[fx.Node | None]:
     """The gradient of each part's weights; None where it is zero, as of weights that are dropped."""
     if len(opened.parts) == 1:
         return [gradient]
@@ -163,7 +137,7 @@ def _gradients(make: _Making, gradient: fx.Node, opened: _Opened) -> list[fx.Nod
 
 
 def _from_output(
-    make: _Making, softmax: fx.Node, gradient: fx.Node, axis: int, dtype: torch.dtype, forward: set[fx.Node]
+    make: Making, softmax: fx.Node, gradient: fx.Node, axis: int, dtype: torch.dtype, forward: set[fx.Node]
 ) -> fx.Node | None:
     """``sum_d dO_id O_id`` for ``sum_j P_ij dP_ij``; None where the gradient is not of one product ``P V``."""
     shape = value_of(softmax).shape
@@ -183,7 +157,7 @@ def _from_output(
     return _spread(make, total, [atom for each in axes[:-1] for atom in each], shape, axis)
 
 
-def _spread(make: _Making, total: fx.Node, atoms: Sequence[Atom], shape: Sequence[int], axis: int) -> fx.Node:
+def _spread(make: Making, total: fx.Node, atoms: Sequence[Atom], shape: Sequence[int], axis: int) -> fx.Node:
     """One number a row, whose rows are made of ``atoms``, as a tensor that broadcasts to scores of a shape."""
     order = sorted(range(len(atoms)), key=lambda k: atoms[k].axis)
     if order != list(range(len(atoms))):

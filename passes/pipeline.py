@@ -28,11 +28,13 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
 from fusec.passes.lower_argreduce import lower_argreduce
+from fusec.passes.masks import masks_apart
 from fusec.passes.moments import moments_of_parts
 from fusec.passes.outer_slices import with_outer_slices
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
+from fusec.passes.row_picks import pick_in_rows
 from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.share_rows import share_rows
@@ -172,8 +174,9 @@ def graph_passes(
         "dce": dce,
         # On a GPU a loop over groups of rows is one product.
         "groups": lambda g: group_rows(g) if gpu else g,
-        # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed.
-        "lower_argreduce": lambda g: lower_argreduce(sink_gathers(g) if gpu else g, symbolic=not gpu),
+        # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed, or
+        # where a row is read anyway.
+        "lower_argreduce": lambda g: lower_argreduce(sink_gathers(pick_in_rows(g)) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
@@ -185,8 +188,9 @@ def graph_passes(
         "split": lambda g: _split(g, target, threads),
         # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
         "indices": check_indices,
-        # Values of a score space that a kernel can hold are consumed along one axis of it.
-        "spaces": lambda g: spaces_apart(g, blocked=gpu),
+        # Values of a score space that a kernel can hold are consumed along one axis of it, and no two share a mask that
+        # is made of small values.
+        "spaces": lambda g: masks_apart(spaces_apart(g, blocked=gpu)),
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.

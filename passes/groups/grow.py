@@ -45,14 +45,14 @@ def _set_reduced_position(group: Group, op: Op) -> None:
     group.position[op.result] = retained
 
 
-def grow_consumers(partition: Partition, group: Group, log: Log) -> None:
-    """Absorbs, in graph order, every op that continues the group's values at the same points."""
+def grow_consumers(partition: Partition, group: Group, log: Log, but: Callable[[Op], bool] = lambda op: False) -> None:
+    """Absorbs, in graph order, every op that continues the group's values at the same points; none that is ``but``."""
     for op in partition.graph.ops:
         if op in group.ops or not any(v in group.position for v in op.operands):
             continue
         if op in partition.free:
             _follow_view(op, group)
-        elif op not in partition.owner:
+        elif op not in partition.owner and not but(op):
             _try_consumer(partition, group, op, log)
 
 

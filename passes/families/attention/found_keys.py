@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from fusec.ir.index import Index, Symbol, add, floordiv, mul, sub, symbol
 from fusec.ir.indexing import last, most, pow2
 from fusec.ir.types import DType, bool_, i32
 from fusec.passes.families.attention.bounds import Extreme, KeyTest
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
 
 SCANNED = 1024
 """Keys that a block looks at together."""
@@ -30,7 +31,8 @@ class FoundKeys:
 class KeyFinder:
     """``shift`` are the block's own symbols; ``key`` of a condition is at ``shift[key]`` there. count: of all keys.
 
-    queries: the block's iterator over queries. tile: keys of a step. unique: makes names for buffers.
+    queries: the block's iterator over queries. tile: keys of a step. unique: makes names for buffers. finite: of a
+    query or of a key each, what must be finite for the tests to hold: where it is not, every key counts.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class KeyFinder:
         count: Index,
         tile: int,
         unique: Callable[[str], str],
+        finite: Sequence[ScalarExpr] = (),
     ) -> None:
+        self.key, self.finite = key, finite
         self.tests, self.shift, self.queries, self.count, self.tile = tests, shift, queries, count, tile
         self.unique = unique
         self.step = max(tile, min(SCANNED, pow2(most(count))))
@@ -55,6 +59,8 @@ class KeyFinder:
     def find(self) -> FoundKeys:
         """Bounds of all keys that may count."""
         may = self._all([self._holds(t, t.extreme) for t in self.tests])
+        for strange in self._not_finite():
+            may = Apply("logical_or", (may, strange), bool_)
         first, past = self._bound("first_key", self.count), self._bound("past_key", 0)
         scan = [self._least(first, may, self._tile_of(self.position)), self._greatest(past, may, add(self.position, 1))]
         return FoundKeys((*self.code, self._scan(scan)), (first, past))
@@ -69,6 +75,19 @@ class KeyFinder:
             self.code.append(Alloc(found.buffer))
             self.code.append(Reduce((self.queries,), found.buffer, (), extreme, reindex(test.query, self.shift)))
         return Apply(test.compare, (one, Apply("cast", (found,), one.dtype)), bool_)
+
+    def _not_finite(self) -> Iterator[ScalarExpr]:
+        """Whether the tests don't tell of a key: one for the keys' values, and one for those of the block's queries."""
+        of_keys = [e for e in self.finite if self.key in symbols_in(e)]
+        of_queries = [e for e in self.finite if self.key not in symbols_in(e)]
+        if of_keys:
+            yield Apply("logical_not", (self._all([_is_finite(reindex(e, self.at_key)) for e in of_keys]),), bool_)
+        if of_queries:
+            all_finite = self._all([_is_finite(reindex(e, self.shift)) for e in of_queries])
+            found = self._scalar("not_finite", i32)
+            here = Apply("select", (all_finite, Const(0, i32), Const(1, i32)), i32)
+            self.code += [Alloc(found.buffer), Reduce((self.queries,), found.buffer, (), "max", here)]
+            yield Apply("gt", (found, Const(0, i32)), bool_)
 
     def _all(self, parts: list[ScalarExpr]) -> ScalarExpr:
         first, *rest = parts
@@ -104,3 +123,7 @@ class KeyFinder:
 
     def _scan(self, body: list[Reduce]) -> Loop:
         return Loop(self.c, 0, self.count, self.step, tuple(body))
+
+
+def _is_finite(e: ScalarExpr) -> ScalarExpr:
+    return Apply("lt", (Apply("abs", (e,), e.dtype), Const(inf, e.dtype)), bool_)

@@ -30,7 +30,7 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         for sibling in _siblings(partition, op):
             if not partition.would_cycle(group.ops, sibling):
                 seed(partition, group, sibling)
-        grow_consumers(partition, group, log)
+        grow_consumers(partition, group, log, _adds_a_later_dot(partition, group) if blocked else lambda op: False)
         if not op.expect(DotAttributes).lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         if blocked:
@@ -45,6 +45,19 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         if blocked:
             allowed = _but_epilogues(partition, allowed)
         grow_producers(partition, group, allowed, outside)
+
+
+def _adds_a_later_dot(partition: Partition, group: Group) -> Callable[[Op], bool]:
+    """A sum of matmuls is the last one's: each adds to what those before it made, and none of them is kept."""
+    last = max(partition.order[anchor] for anchor in group.anchors)
+
+    def is_later(value: Value) -> bool:
+        op = partition.producers.get(value)
+        while op is not None and op.name == "cast":
+            op = partition.producers.get(op.operands[0])
+        return op is not None and op.name == "dot" and op not in partition.owner and partition.order[op] > last
+
+    return lambda op: op.name == "add" and any(is_later(v) for v in op.operands)
 
 
 def _but_epilogues(partition: Partition, allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:

@@ -19,9 +19,9 @@ from fusec.passes.families.scores.elements import ScoreElements, find_elements, 
 from fusec.passes.families.scores.schedule.cpu import CpuScoresSchedule
 from fusec.passes.families.scores.shared import shared_part
 from fusec.passes.families.scores.stores import scores_stores
-from fusec.passes.families.scores.zeros import common_conditions
+from fusec.passes.families.scores.zeros import common_conditions, find_columns, range_of_columns
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
-from fusec.passes.lower.mask import KeyRange, range_of
+from fusec.passes.lower.mask import KeyRange
 from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.sums import block_for
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement
@@ -43,6 +43,7 @@ class _Scores:
         self.e: ScoreElements = find_elements(context.inliner, self.parts)
         self.dtype: DType = accumulator_dtype(self.parts.products[0])
         e, s = self.e, schedule
+        self.conditions = common_conditions(e)
         self.blocks = ceildiv(e.rows, s.rows)
         self.number = symbol("ro", 0, last(self.blocks))
         self.ri, self.cj = symbol("ri", 0, s.rows - 1), symbol("cj", 0, s.columns - 1)
@@ -63,8 +64,7 @@ class _Scores:
     def span(self) -> KeyRange:
         """The columns that a block of rows visits."""
         e, s = self.e, self.schedule
-        rows, columns = (e.rows, s.rows), (e.columns, s.columns)
-        return range_of(common_conditions(e), e.row, e.column, rows, columns, self.number)
+        return range_of_columns(self.conditions, e, s.rows, s.columns, self.number)
 
     def lower(self) -> LoweredGroup:
         e, s = self.e, self.schedule
@@ -79,7 +79,10 @@ class _Scores:
         for held in self.sums:
             setup += [Alloc(held.buffer), Map((self.lanes,), held.buffer, (self.ri,), Const(0.0, self.dtype))]
         rows = self._row_operands(setup)
-        step = Loop(self.c0, self.span.start, self.span.stop, s.columns, tuple(self._step(rows, places, sums)))
+        found = find_columns(self.context, e, self.conditions, self.shift, self.live_lanes, s.columns)
+        within = None if found is None else found.bounds
+        setup += () if found is None else found.code
+        step = Loop(self.c0, self.span.start, self.span.stop, s.columns, tuple(self._step(rows, places, sums)), within)
         pairs = [(c.place, place) for c, place in zip(e.consumers, places, strict=True)]
         stores = scores_stores(self.context, self.parts, e, self.shift, self.live_lanes, pairs, sums, self.sums)
         others = (Iter.over(p, n) for p, n in e.others)

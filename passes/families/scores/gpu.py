@@ -29,11 +29,11 @@ from fusec.passes.families.scores.schedule.gpu import GpuScoresSchedule
 from fusec.passes.families.scores.schedule.size import ScoresSize, padded
 from fusec.passes.families.scores.shared import shared_part
 from fusec.passes.families.scores.stores import scores_stores
-from fusec.passes.families.scores.zeros import common_conditions
+from fusec.passes.families.scores.zeros import common_conditions, find_columns, range_of_columns
 from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.limits import block_in_tile, zero_beyond
-from fusec.passes.lower.mask import KeyRange, held_in_f32, range_of, without_conditions
+from fusec.passes.lower.mask import KeyRange, held_in_f32, without_conditions
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import (
     Apply,
@@ -60,7 +60,7 @@ def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) 
     e = find_elements(context.inliner, parts)
     number = symbol("block", 0, last(ceildiv(e.rows, _SEEN)))
     conditions = common_conditions(e)
-    span = range_of(conditions, e.row, e.column, (e.rows, _SEEN), (e.columns, _SEEN), number)
+    span = range_of_columns(conditions, e, _SEEN, _SEEN, number)
     work = points_work(
         [by_powers_of_two(without_conditions(score, span.conditions)) for score in e.scores],
         {p.raw for p in e.products},
@@ -95,6 +95,7 @@ class _Scores:
             if accumulator_dtype(op) is not f32:
                 raise LoweringError(f"scores of {accumulator_dtype(op)} on a GPU")
         e, s = self.e, schedule
+        self.conditions = common_conditions(e)
         self.blocks = ceildiv(e.rows, s.rows)
         self.row_block = symbol("row_block", 0, last(self.blocks))
         self.number = symbol("ro", 0, last(self.blocks))
@@ -121,7 +122,7 @@ class _Scores:
     def span(self) -> KeyRange:
         """The columns that a block of rows visits."""
         e, s = self.e, self.schedule
-        return range_of(common_conditions(e), e.row, e.column, (e.rows, s.rows), (e.columns, s.columns), self.number)
+        return range_of_columns(self.conditions, e, s.rows, s.columns, self.number)
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
@@ -137,7 +138,10 @@ class _Scores:
         self.sums = [Load(self.tile("row_sum", s.rows), (self.ri,)) for _ in e.sums]
         for held in self.sums:
             self.setup += [Alloc(held.buffer), Map((self.rows,), held.buffer, (self.ri,), Const(0.0, f32))]
-        loops = [self._loop(*bounds_, rows, accumulators) for bounds_ in self._loops()]
+        found = find_columns(self.context, e, self.conditions, self.shift, self.live_rows, s.columns)
+        within = None if found is None else found.bounds
+        self.setup += () if found is None else found.code
+        loops = [replace(self._loop(*bounds_, rows, accumulators), within=within) for bounds_ in self._loops()]
         held_in = accumulators, self.sums
         stores = scores_stores(self.context, self.parts, e, self.shift, self.live_rows, self._places(), *held_in)
         grid = Grid(

@@ -1,4 +1,4 @@
-"""Where the values that a consumer reads are 0 whatever the data: what a mask of indices leaves out.
+"""Where the values that a consumer reads are 0 whatever the scores: what a mask of indices, or of data, leaves out.
 
 A condition is one of them where the value is 0 as soon as the choice that it makes is made the other way. That is found
 by computing the value with numbers, and with *some* finite number for what is data.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from fusec.ir.index import bounds
+from fusec.ir.index import Index, Symbol, bounds
 from fusec.ir.types import bool_
+from fusec.passes.families.attention.bounds import key_tests
+from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.scores.elements import ScoreElements
-from fusec.passes.lower.mask import Live, to_index
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, rewrite, walk
+from fusec.passes.lower.context import LoweringContext
+from fusec.passes.lower.mask import KeyRange, Live, range_of, to_index
+from fusec.tile.nodes import Iter
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, rewrite, symbols_in, walk
 
 
 class _Some:
@@ -26,19 +30,57 @@ _Number = float | _Some | None
 
 
 def zero_conditions(value: ScalarExpr) -> list[Live]:
-    """What must hold of the indices for a value not to be 0, as far as the expression's shape tells."""
+    """What must hold for a value not to be 0, as far as the expression's shape tells."""
     found: list[Live] = []
     for node in walk(value):
         for live, instead in _choices(node):
-            if live not in found and not loads(live.condition) and _is_zero(value, node, instead):
+            if live not in found and _is_zero(value, node, instead):
                 found.append(live)
     return found
 
 
 def common_conditions(e: ScoreElements) -> list[Live]:
-    """What must hold of the indices for anything other than 0 to be consumed."""
+    """What must hold for anything other than 0 to be consumed: of indices and data, not of the products."""
+    raws = {p.raw for p in e.products}
     found = [zero_conditions(score) for score in e.scores]
-    return [c for c in found[0] if all(c in others for others in found[1:])]
+    outer = [c for c in found[0] if not any(load.buffer in raws for load in loads(c.condition))]
+    return [c for c in outer if all(c in others for others in found[1:])]
+
+
+def range_of_columns(conditions: list[Live], e: ScoreElements, rows: int, columns: int, block: Symbol) -> KeyRange:
+    """The columns that a block of rows visits, as far as indices tell.
+
+    Blocks that indices leave whole are known where data are not asked: then data are asked there, and indices are not.
+    """
+    of_indices = [c for c in conditions if not loads(c.condition)]
+    extents = (e.rows, rows), (e.columns, columns)
+    found = range_of(of_indices, e.row, e.column, *extents, block)
+    if len(of_indices) == len(conditions):
+        return found
+    together = range_of(conditions, e.row, e.column, *extents, block)
+    return together if (together.start, together.stop) != (found.start, found.stop) else found
+
+
+def find_columns(
+    context: LoweringContext,
+    e: ScoreElements,
+    conditions: list[Live],
+    shift: dict[Symbol, Index],
+    rows: Iter,
+    step: int,
+) -> FoundKeys | None:
+    """Code that finds which columns a mask made of data leaves to a block of rows; None where the mask doesn't tell.
+
+    Values are 0 elsewhere where what is read of a row, or of a column, is finite. A row of attention that sees no key
+    has an infinite maximum: its weights are NaN.
+    """
+    tests = key_tests(conditions, e.row, e.column)
+    if not tests:
+        return None
+    read = {load for score in e.scores for load in loads(score) if load.buffer.space == "parameter"}
+    finite = [x for x in read if x.dtype.is_float and not {e.row, e.column} <= symbols_in(x)]
+    finite.sort(key=lambda load: (load.buffer.name, str(load.index)))
+    return KeyFinder(tests, e.column, shift, rows, e.columns, step, context.unique, finite).find()
 
 
 def _choices(node: ScalarExpr) -> list[tuple[Live, ScalarExpr]]:

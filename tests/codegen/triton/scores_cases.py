@@ -16,7 +16,8 @@ HALF = torch.bfloat16
 
 @dataclass(frozen=True)
 class Case:
-    """A function of tensors of these shapes; those named in ``single`` are f32, the rest ``dtype``.
+    """A function of tensors of these shapes; those named in ``single`` are f32, those of one axis ids, the rest
+    ``dtype``.
 
     transposed: heads lie beside each other, as a projection leaves them.
     """
@@ -32,6 +33,8 @@ class Case:
         return [self._made(shape, k in self.single, generator, device) for k, shape in enumerate(self.shapes)]
 
     def _made(self, shape: tuple[int, ...], single: bool, generator: Any, device: str) -> Any:
+        if len(shape) == 1:
+            return torch.arange(shape[0], device=device) // 37
         if self.transposed and len(shape) == 4:
             b, h, n, d = shape
             made = torch.randn(b, n, h, d, generator=generator, device=device).transpose(1, 2)
@@ -170,6 +173,36 @@ def backward(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any) -> Any:
     return ds @ k, ds.mT @ q, p.to(q.dtype).mT @ do
 
 
+def documents(function: Function, causal: bool = True) -> Function:
+    """A function of scores under a mask of documents, whose ids come last."""
+
+    def masked(q: Any, k: Any, *rest: Any) -> Any:
+        *others, doc = rest
+        s = q @ k.mT
+        i, j = indices(s)
+        seen = doc[: s.shape[-2], None] == doc[None, : s.shape[-1]]
+        seen = seen & (j <= i) if causal else seen
+        return function(q, k, s, seen, *others)
+
+    return masked
+
+
+def _sigmoid_seen(q: Any, k: Any, s: Any, seen: Any, v: Any) -> Any:
+    return torch.sigmoid(s.masked_fill(~seen, -torch.inf)) @ v
+
+
+def _backward_seen(q: Any, k: Any, s: Any, seen: Any, v: Any, do: Any, lse: Any, delta: Any) -> Any:
+    p = torch.exp((s.float() * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf) - lse[..., None])
+    ds = (p * ((do @ v.mT).float() - delta[..., None]) * q.shape[-1] ** -0.5).to(q.dtype)
+    return ds @ k, ds.mT @ q, p.to(q.dtype).mT @ do
+
+
+def _padded(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """Keys beyond a length that is data."""
+    s = q @ k.mT
+    return torch.relu(s.masked_fill(torch.arange(s.shape[-1], device=s.device) >= length, -torch.inf)) @ v
+
+
 def shapes(n: int, m: int, d: int, heads: int = 2, values: int | None = None) -> tuple[tuple[int, ...], ...]:
     return (1, heads, n, d), (1, heads, m, d), (1, heads, m, values or d)
 
@@ -204,6 +237,11 @@ SCORES = {
     "backward, keys": Case(backward_keys(False), backward_shapes(130, 150, 32, 16), single=(4, 5)),
     "backward, keys, causal": Case(backward_keys(True), backward_shapes(300, 300, 64), single=(4, 5)),
     "backward": Case(backward, backward_shapes(160, 160, 32), single=(4, 5)),
+    "documents": Case(documents(_sigmoid_seen), (*shapes(300, 300, 32), (300,))),
+    "documents, backward": Case(
+        documents(_backward_seen, False), (*backward_shapes(280, 280, 32), (280,)), single=(4, 5)
+    ),
+    "length": Case(_padded, (*shapes(100, 300, 16), (1,))),
     "backward, keys, f32": Case(backward_keys(True), backward_shapes(70, 70, 16), (4, 5), torch.float32),
 }
 """Every form."""

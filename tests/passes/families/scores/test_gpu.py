@@ -73,6 +73,25 @@ def test_blocks_that_a_mask_empties_are_skipped() -> None:
     assert dict(report.schedule)["skipped"] == "81%"
 
 
+def test_columns_that_data_leave_are_found() -> None:
+    """By rows and by columns; no kernel stores the mask."""
+    kernels = lowered("documents, backward").program.kernels
+    assert [k.kind for k in kernels] == ["scores", "scores"]
+    for number in range(2):
+        assert all(loop.within for loop in loops("documents, backward", kernel=number) if loop.var.name == "c0")
+    assert all(loop.within for loop in loops("length") if loop.var.name == "c0")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_see_nothing_are_where_the_code_has_them(value: float) -> None:
+    graph = parse(SCORES["documents, backward"].text())
+    arrays = random_inputs(graph)
+    arrays[6][:] = np.arange(280) // 37
+    arrays[4][0, 1, 77] = value
+    with np.errstate(all="ignore"):
+        check_built(build(graph, target="cuda:sm_90", selector=selector((16, 16))), arrays)
+
+
 def test_the_longest_rows_run_first() -> None:
     """The last under a causal mask, the first where queries are the columns."""
     assert str(loops("sigmoid, zeroed")[0].stop) == "(-16*row_block + 144)"
