@@ -20,8 +20,9 @@ from torch import fx
 from fusec import config
 from fusec.build import Options
 from fusec.torch_graphs import Kind, predicted_time
-from fusec.torch_row_chunks import Cut, chunks_of, cut_in_chunks, wide_products
+from fusec.torch_row_chunks import Cut, chunks_of, cut_in_chunks
 from fusec.torch_score_spaces import forms_of_spaces, recompute_scores
+from fusec.torch_wide_rows import wide_products
 
 log = config.logger("compile")
 Add = Callable[[fx.GraphModule, Kind], Callable[[list[Any]], Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def ancestors(nodes: Sequence[Any]) -> set[fx.Node]:
     return _reached((node for node in nodes if isinstance(node, fx.Node)), lambda node: node.all_input_nodes)
 
 
-def readers(nodes: Iterator[fx.Node]) -> set[fx.Node]:
+def readers(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return _reached(nodes, lambda node: node.users)
 
 

@@ -14,7 +14,7 @@ from gradients import check, copies, near  # noqa: E402
 from torch import fx  # noqa: E402
 
 import fusec  # noqa: E402
-from fusec import torch_autograd, torch_row_chunks  # noqa: E402
+from fusec import torch_autograd, torch_row_chunks, torch_wide_rows  # noqa: E402
 
 ROWS, WIDTH, WORDS = 24, 16, 90
 CHUNKS = 4
@@ -35,13 +35,13 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
     def always(options: Any, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any) -> Any:
-        count = len(torch_row_chunks.wide_products(joint, num_fwd_outputs))
+        count = len(torch_wide_rows.wide_products(joint, num_fwd_outputs))
         made = torch_row_chunks.cut_in_chunks(cut, joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
         placeholders = [n for n in made[1].graph.nodes if n.op == "placeholder" and "tangents" not in n.name]
         cuts.append((count, [tuple(n.meta["val"].shape) for n in placeholders]))
         return made
 
-    monkeypatch.setattr(torch_row_chunks, "FEWEST", 64)
+    monkeypatch.setattr(torch_wide_rows, "FEWEST", 64)
     monkeypatch.setattr(torch_row_chunks, "chunks_of", lambda wide: CHUNKS)
     monkeypatch.setattr(torch_autograd, "_cut", always)
     return cuts
@@ -226,7 +226,7 @@ def test_half_gradients_stay_behind_a_scaled_loss(saved: list[Any]) -> None:
 
 @pytest.mark.parametrize(("times", "chunked"), [((1.0, 1.04), True), ((1.0, 1.1), False), ((float("inf"), 1.0), False)])
 def test_the_predicted_time_decides(times: Any, chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_row_chunks, "FEWEST", 64)
+    monkeypatch.setattr(torch_wide_rows, "FEWEST", 64)
     monkeypatch.setattr(torch_row_chunks, "chunks_of", lambda wide: CHUNKS)
     monkeypatch.setattr(torch_autograd, "chunks_of", lambda wide: CHUNKS)
     told = iter(times)
@@ -247,4 +247,4 @@ def test_the_predicted_time_decides(times: Any, chunked: bool, monkeypatch: pyte
 def test_chunks_divide_the_rows() -> None:
     start = fx.Graph().placeholder("x")
     start.meta["val"] = torch.empty(3 * 2**10, 2**17, dtype=torch.bfloat16, device="meta")
-    assert torch_row_chunks.chunks_of(torch_row_chunks.Wide(start, 3 * 2**10)) == 3
+    assert torch_row_chunks.chunks_of(torch_wide_rows.Wide(start, 3 * 2**10)) == 3

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from programs import Dot, Run, check, dot_program, group_kinds, reasons
 
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.parse import parse
+from fusec.passes.fuse import fuse
 from fusec.passes.pipeline import lower
 
 DOT = "%h = dot(%x, %w) {contract=[1]x[0]} : f32[7, 9]"
@@ -281,3 +283,19 @@ def test_a_half_value_is_stored_once_for_those_who_read_it_in_f32() -> None:
     lowered = check(text, slack=4).lowered
     assert group_kinds(lowered) == ["gemm", "row"]
     assert "%h = fused(%x, %w)" in lowered.stages["fuse"]
+
+
+def test_a_sum_of_matmuls_is_the_last_ones() -> None:
+    """Each adds to what those before it made: none is kept until the end."""
+    text = """graph @g(%a: f32[64, 32], %b: f32[32, 48], %c: f32[64, 40], %d: f32[40, 48], %e: f32[64, 24],
+                       %f: f32[24, 48]) {
+      %x = dot(%a, %b) {contract=[1]x[0]} : f32[64, 48]
+      %y = dot(%c, %d) {contract=[1]x[0]} : f32[64, 48]
+      %s = add(%x, %y) : f32[64, 48]
+      %z = dot(%e, %f) {contract=[1]x[0]} : f32[64, 48]
+      %t = add(%s, %z) : f32[64, 48]
+      return %t
+    }"""
+    graph = fuse(parse(text), blocked=True)
+    bodies = [op.attributes.body for op in graph.ops if isinstance(op.attributes, FusedAttributes)]
+    assert [[op.name for op in body.ops] for body in bodies] == [["dot"], ["dot", "add"], ["dot", "add"]]
