@@ -31,6 +31,12 @@ def drawn_apart(
             if is_on_cpu(args[0]):
                 return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
             return partial(_dropout_by_gpu, args[0], args[1]) if name == "dropout" else None
+    elif name + "_" in DRAWN and name != "normal" and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
+        x, rest = args[0], args[1:]
+        order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
+        lying, back = x.permute(order), [order.index(axis) for axis in range(x.dim())]
+        if lying.is_contiguous() and not any(isinstance(value, torch.Tensor) for value in rest):
+            return lambda: getattr(torch.ops.aten, name)(lying, *rest, **kwargs).permute(back)
     elif name in _FILLED and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
         return lambda: getattr(torch.empty_like(args[0], **kwargs), _FILLED[name])()
     elif name == "scaled_dot_product_attention" and is_on_cpu(args[0]):
