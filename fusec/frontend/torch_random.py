@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.torch_emit import memory_order
+
 _OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -32,11 +34,11 @@ def drawn_apart(
                 return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
             return partial(_dropout_by_gpu, args[0], args[1]) if name == "dropout" else None
     elif name + "_" in DRAWN and name != "normal" and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
-        x, rest = args[0], args[1:]
-        order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
-        lying, back = x.permute(order), [order.index(axis) for axis in range(x.dim())]
-        if lying.is_contiguous() and not any(isinstance(value, torch.Tensor) for value in rest):
-            return lambda: getattr(torch.ops.aten, name)(lying, *rest, **kwargs).permute(back)
+        if any(isinstance(value, torch.Tensor) for value in args[1:]):
+            return None
+        order = memory_order(args[0])
+        if order != tuple(range(args[0].dim())):
+            return partial(_drawn_as_it_lies, getattr(torch.ops.aten, name), order, *args, **kwargs)
     elif name in _FILLED and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
         return lambda: getattr(torch.empty_like(args[0], **kwargs), _FILLED[name])()
     elif name == "scaled_dot_product_attention" and is_on_cpu(args[0]):
@@ -44,6 +46,14 @@ def drawn_apart(
         if 0 < given.get("dropout_p", 0) < 1:
             return partial(_attention, **given)
     return None
+
+
+def _drawn_as_it_lies(
+    draw: Callable[..., Any], order: tuple[int, ...], x: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """A draw that makes a tensor of its own like ``x``, in the order of memory."""
+    made = draw(x.permute(order), *args, **kwargs)
+    return made.permute([order.index(axis) for axis in range(x.dim())])
 
 
 def _dropout(x: torch.Tensor, p: float) -> torch.Tensor:
