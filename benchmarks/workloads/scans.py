@@ -51,7 +51,7 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 ALL: dict[str, Function] = {
-    "cumsum(exp(-|x|))·x": sum_between_maps,
+    "cumsum(exp(-abs x))·x": sum_between_maps,
     "cumsum along axis 0": sum_of_columns,
     "flip, cumsum, flip": reversed_sum,
     "cumprod": running_product,
