@@ -10,7 +10,7 @@ parts runs whole as written. All of it is counted: see :func:`report`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -25,12 +25,18 @@ from fusec.build import Options, checked
 from fusec.errors import FusecError
 from fusec.frontend.torch_attention import with_library_attention
 from fusec.frontend.torch_fx import capture_graph
-from fusec.options import check_switch
+from fusec.options import check_choice, check_switch
 from fusec.torch_autograd import through_aot
 from fusec.torch_graphs import Chosen, CompiledGraph, Kind, tell_fault
 
 log = config.logger("compile")
 _OPTIONS = ("tune", "cache", "precision", "freeze", "warn")
+_TUNED = {"tune": "quick"}
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    **{"default": {}, "reduce-overhead": {}},
+    **{"max-autotune": _TUNED, "max-autotune-no-cudagraphs": _TUNED},
+}
+"""PyTorch's modes, and the options that they stand for. No mode makes CUDA graphs: :func:`fusec.jit` does."""
 
 config.configure_logging()
 tracing.start_from_environment()
@@ -44,9 +50,12 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
     """A compiled graph of Dynamo's: called with its inputs it gives the tuple of its outputs.
 
     Options (``torch.compile(..., options={...})``) are ``tune``, ``cache``, ``precision``, ``freeze`` and ``warn``, as
-    for :func:`fusec.jit`. FusecError for others, OptionError for a value that can't be.
+    for :func:`fusec.jit`. Of PyTorch's modes those of autotuning are ``tune="quick"``. FusecError for other options,
+    OptionError for a value or mode that can't be.
     """
-    given = dict(options.get("options") or {})
+    mode = options.get("mode") or "default"
+    check_choice("mode", mode, tuple(_MODES))
+    given = {**_MODES[mode], **(options.get("options") or {})}
     unknown = sorted(map(str, set(given) - set(_OPTIONS)))
     if unknown:
         known = ", ".join(_OPTIONS)

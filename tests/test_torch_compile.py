@@ -267,6 +267,19 @@ def test_autocast() -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(("mode", "tune"), [("max-autotune", "quick"), ("reduce-overhead", False)])
+def test_modes(mode: str, tune: object) -> None:
+    x = torch.randn(3, 4)
+    with gathering() as graphs, torch.no_grad():
+        torch.testing.assert_close(compiled(torch.sin, mode=mode)(x), torch.sin(x))
+    assert [graph.options.build.tune for graph in graphs] == [tune]
+
+
+def test_a_mode_that_is_none() -> None:
+    with torch.no_grad(), pytest.raises(Exception, match="mode='nope'; it is 'default'"):
+        compiled(torch.cos, mode="nope")(torch.randn(3))
+
+
 def test_options() -> None:
     x = torch.randn(4)
     with torch.no_grad():
