@@ -33,8 +33,10 @@ log = config.logger("compile")
 _OPTIONS = ("tune", "cache", "precision", "freeze", "warn")
 _TUNED = {"tune": "quick"}
 _MODES: Mapping[str, Mapping[str, Any]] = {
-    "default": {}, "reduce-overhead": {},
-    "max-autotune": _TUNED, "max-autotune-no-cudagraphs": _TUNED,
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": _TUNED,
+    "max-autotune-no-cudagraphs": _TUNED,
 }
 """PyTorch's modes, and the options that they stand for. No mode makes CUDA graphs: :func:`fusec.jit` does."""
 
