@@ -17,6 +17,9 @@ class Notes:
         self._held[self._count.value] = value
         self._count.value += 1
 
+    def number(self) -> int:
+        return int(self._count.value)
+
     def take(self) -> list[Any]:
         """The notes since the last time."""
         number, self._count.value = self._count.value, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from unseen import Notes
 
 import fusec
 from fusec.frontend import kinds
@@ -171,13 +173,21 @@ def test_globals_are_as_they_were():
     assert not kinds._stand_ins
 
 
+def until(notes):
+    for _ in range(2000):
+        if notes.number():
+            return
+        time.sleep(0.01)
+    raise TimeoutError("no note was taken")
+
+
 def test_threads_that_capture_the_same_code_do_not_disturb_one_another():
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on = Notes(), Notes()  # events would be state that the function changes
     found = {}
 
     def waits(x):
-        inside.set()
-        go_on.wait(20)
+        inside.add(x)
+        until(go_on)
         return x * (2 if type(x) is torch.Tensor and kind_of(x) is torch.Tensor else 3)
 
     def call():
@@ -185,14 +195,14 @@ def test_threads_that_capture_the_same_code_do_not_disturb_one_another():
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert inside.wait(20)
+    until(inside)
     quick = fusec.jit(lambda x: x * (2 if type(x) is torch.Tensor and kind_of(x) is torch.Tensor else 3))
     assert (quick(torch.ones(3)) == 2).all()
     with pytest.raises(ValueError, match="invalid literal"):
         fusec.jit(lambda x: (type(x), kind_of(x), x * int("none")))(torch.ones(3))
     assert type(threading) is type(builtins)
     assert isinstance(int, type)
-    go_on.set()
+    go_on.add(None)
     thread.join()
     assert (found["waiting"] == 2).all()
     assert kind_of is type
