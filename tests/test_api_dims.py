@@ -178,11 +178,6 @@ def test_functions_that_no_one_graph_serves() -> None:
         fusec.compile(returns, spec)
 
 
-def test_what_has_no_kernel_is_named() -> None:
-    with pytest.raises(LoweringError, match=r"test_api_dims.py:\d+: cumsum of symbolic extents \(f32\[B, 4\]\)"):
-        fusec.compile(lambda x: np.cumsum(x, axis=0), fusec.TensorSpec(("B:1..50", 4)))
-
-
 def test_ranges_that_are_wrong() -> None:
     spec = fusec.TensorSpec(("B", "S"))
     with pytest.raises(ValueError, match="S has no range"):

@@ -168,19 +168,6 @@ def test_of_more_sizes_than_a_program_can_have_those_that_change_are_open(made: 
     assert programs(made) == [2]  # the first size, then a range of it
 
 
-def test_what_has_no_program_for_a_range_is_compiled_for_each_size_and_says_so(made: Made, caplog: Any) -> None:
-    def f(x: Any) -> Any:
-        return x.cumsum(0) * 2
-
-    caplog.set_level(logging.INFO)
-    fast = compiled(f)
-    for rows in (3, 6, 9):
-        check(fast, f, torch.randn(rows, 4))
-    assert programs(made) == [3]
-    assert "not for a range of extents" in caplog.text
-    assert "no kernel family computes cumsum" in made[0].report()
-
-
 def test_a_size_that_is_no_extent_is_compiled_for_each_value(made: Made, caplog: Any) -> None:
     def f(x: Any, count: int) -> Any:
         return x + torch.arange(count).sum()

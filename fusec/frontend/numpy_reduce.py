@@ -13,7 +13,7 @@ from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe, ir_dtype, 
 from fusec.frontend.numpy_ufunc import apply
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes, VarAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import bool_, i64
+from fusec.ir.types import bool_, f16, f32, i64
 
 Axis = None | int | Sequence[int]
 NO_VALUE: Any = np._NoValue
@@ -188,7 +188,11 @@ def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtyp
     if axis is None:
         value, axis = trace.reshape(value, (x.meta.size,)), 0
     along = normalize_axis_index(axis, value.type.rank)
-    value = trace.emit(_SCANS[ufunc.__name__], value, attributes=ScanAttributes(along))
+    asked = value.type.dtype if dtype is not None and value.type.dtype is f16 else None
+    value = trace.emit(
+        _SCANS[ufunc.__name__], value if asked is None else trace.cast(value, f32), attributes=ScanAttributes(along)
+    )
+    value = value if asked is None else trace.cast(value, asked)  # it is rounded, whatever reads it
     if value.type.shape != x.meta.shape:
         return trace.fresh(value)
     sample = ufunc.accumulate(twin(x.meta), axis=along)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import of_library
+from fusec.frontend.environment import Unwatched
 from fusec.frontend.torch_fake import map_tensors, same_layout, tensors_in
 
 _ALWAYS = frozenset((torch.float32, torch.float64))
@@ -173,5 +174,5 @@ def _bytes_of(tensor: torch.Tensor, memory: np.ndarray[Any, Any]) -> np.ndarray[
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with Unwatched(), _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         yield

@@ -46,7 +46,6 @@ def copies(text: str) -> list[str]:
         ("%e = exp(%x) : f32[4, 6]", "%e strides=[1, 4], %e", ["e"]),
         ("%y = argmax(%x) {axis=1} : i64[4]", "%y strides=[2]", ["y"]),
         (f"{FLAT}\n%y = argmax(%r) {{axis=0}} : i64[]", "%y", ["r"]),
-        ("%i = iota() {axis=0} : f32[6]\n%y = cumsum(%i) {axis=0} : f32[6]", "%y", ["i"]),
         ('%y = extern(%x) {target="numpy.sort", arguments="(($0,), {})"} : f32[4, 6]', "%y", []),
         ('%y = extern(%x) {target="numpy.sort", arguments="(($0,), {})"} : f32[4, 6]', "%y strides=[1, 4]", ["y"]),
     ],

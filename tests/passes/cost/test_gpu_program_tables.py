@@ -39,7 +39,7 @@ class MmaSync(GpuSelector):
 
 BOTH = GpuSelector(H200, cuda=True)
 IN_CUDA = GpuSelector(H200, cuda=True, triton=False)
-MMA_SYNC = MmaSync(H200, cuda=True)
+MMA_SYNC = MmaSync(H200, cuda=True, calls=False)
 
 
 @dataclass(frozen=True)

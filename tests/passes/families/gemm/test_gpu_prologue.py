@@ -150,7 +150,7 @@ class Plain(GpuSelector):
 
 def test_operands_are_made_first_where_each_tile_would_make_them_again() -> None:
     """A launch is worth more than what few tiles make again."""
-    half, selector = GATED.replace("f32", "f16"), Plain(TARGET, cuda=True, triton=False)
+    half, selector = GATED.replace("f32", "f16"), Plain(TARGET, cuda=True, triton=False, calls=False)
     large = half.replace("19,", "4096,").replace("50", "1024").replace("45]", "4096]")
     assert run(GATED, selector).kernels == ["gemm"]
     assert run(half, selector).kernels == ["gemm"]
