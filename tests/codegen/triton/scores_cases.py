@@ -237,7 +237,7 @@ SCORES = {
     "backward, keys": Case(backward_keys(False), backward_shapes(130, 150, 32, 16), single=(4, 5)),
     "backward, keys, causal": Case(backward_keys(True), backward_shapes(300, 300, 64), single=(4, 5)),
     "backward": Case(backward, backward_shapes(160, 160, 32), single=(4, 5)),
-    "documents": Case(documents(_sigmoid_seen), (*shapes(300, 300, 32), (300,))),
+    "sigmoid, documents": Case(documents(_sigmoid_seen), (*shapes(300, 300, 32), (300,))),
     "documents, backward": Case(
         documents(_backward_seen, False), (*backward_shapes(280, 280, 32), (280,)), single=(4, 5)
     ),
