@@ -23,9 +23,8 @@ def pick_in_rows(graph: Graph) -> Graph:
     reduced = _reduced_rows(graph)
 
     def pick(r: Rewriter) -> Outcome:
-        assert isinstance(r.op.attributes, GatherAttributes)
         source, index = r.operands
-        axis, shape = r.op.attributes.axis, source.type.shape
+        axis, shape = r.op.expect(GatherAttributes).axis, source.type.shape
         once = tuple(1 if a == axis else n for a, n in enumerate(shape))
         if not source.type.is_static or index.type.shape != once or not source.type.dtype.is_float:
             return None

@@ -38,7 +38,7 @@ def drawn_apart(
             return None
         order = memory_order(args[0])
         if order != tuple(range(args[0].dim())):
-            return partial(_drawn_as_it_lies, getattr(torch.ops.aten, name), order, *args, **kwargs)
+            return partial(drawn_as_it_lies, getattr(torch.ops.aten, name), order, *args, **kwargs)
     elif name in _FILLED and args and not args[0].is_contiguous() and is_on_cpu(args[0]):
         return lambda: getattr(torch.empty_like(args[0], **kwargs), _FILLED[name])()
     elif name == "scaled_dot_product_attention" and is_on_cpu(args[0]):
@@ -48,7 +48,7 @@ def drawn_apart(
     return None
 
 
-def _drawn_as_it_lies(
+def drawn_as_it_lies(
     draw: Callable[..., Any], order: tuple[int, ...], x: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """A draw that makes a tensor of its own like ``x``, in the order of memory."""

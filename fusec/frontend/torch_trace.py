@@ -49,7 +49,7 @@ from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
 from fusec.frontend.torch_ops import FLOAT8, MOVES, VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
-from fusec.frontend.torch_random import DRAWN, drawn_apart
+from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap, takes_outs
 from fusec.frontend.torch_tensors import TracedTensors, holding
@@ -526,18 +526,17 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Random numbers for a tensor whose axes lie in another order, in which PyTorch draws them on a CPU; None for
         other calls."""
         target: torch.Tensor = args[0]
-        if name not in DRAWN or target.is_contiguous() or not self.emitter.is_on_cpu(target):
+        if name not in DRAWN or not self.emitter.is_on_cpu(target) or isinstance((*args, None)[1], torch.Tensor):
             return None
-        order = sorted(range(target.dim()), key=target.stride().__getitem__, reverse=True)
-        lying = target.permute(order)
-        if not lying.is_contiguous() or isinstance((*args, None)[1], torch.Tensor):
+        order = memory_order(target)
+        if order == tuple(range(target.dim())):
             return None
         if name == "normal_":
             raise UnsupportedOpError(
                 "normal numbers are drawn in an order of their own for memory that is not row-major",
                 self.emitter.location,
             )
-        return packet(lying, *args[1:], **kwargs).permute([order.index(axis) for axis in range(target.dim())])
+        return drawn_as_it_lies(packet, order, *args, **kwargs)
 
     def _into_outs(
         self, func: OpOverload, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fusec.ir.attributes import IotaAttributes, ReduceAttributes
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import bool_
-from fusec.passes.fold import integer_range
+from fusec.passes.fold import integer_range, known
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
 
@@ -56,7 +56,7 @@ def _position(r: Rewriter, select: Op, axis: int) -> Value | None:
     """The position at which a row is not 0, of a select whose other values are the same along it."""
     condition, value, other = select.operands
     equal = r.producer(condition, "eq")
-    if equal is None or not _is_invariant(value, axis) or _number(r, other) != 0:
+    if equal is None or not _is_invariant(value, axis) or known(r, other) != 0:
         return None
     for i, position in (equal.operands, equal.operands[::-1]):
         if _is_place(r, i, axis) and _is_invariant(position, axis):
@@ -94,15 +94,6 @@ def _is_place(r: Rewriter, value: Value, axis: int) -> bool:
     if made is None or not isinstance(made.attributes, IotaAttributes) or not made.attributes.dtype.is_integer:
         return False
     return made.attributes.axis - value.type.rank == axis
-
-
-def _number(r: Rewriter, value: Value) -> object:
-    """The number that all of a value's elements are, or None."""
-    made = r.producer(value)
-    while made is not None and made.name in ("broadcast", "reshape"):
-        value = made.operands[0]
-        made = r.producer(value)
-    return r.scalar(value)
 
 
 ONE_HOT_RULES: tuple[Rule, ...] = (sum_of_one_hot,)

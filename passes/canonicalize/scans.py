@@ -25,8 +25,8 @@ def flip_of_scan_of_flip(r: Rewriter) -> Outcome:
         return None
     if not _flips(r.op, axis):
         return None
-    turned = replace(attributes, reverse=not attributes.reverse)
-    return r.emit(scan.name, inner.operands[0], attributes=turned)
+    other_way = replace(attributes, reverse=not attributes.reverse)
+    return r.emit(scan.name, inner.operands[0], attributes=other_way)
 
 
 def _flips(cut: Op, axis: int) -> bool:
