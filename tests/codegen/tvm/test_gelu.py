@@ -1,4 +1,7 @@
-"""gelu from one table, against double precision, and where it must not be taken for one."""
+"""gelu from one table, against double precision, and where it must not be taken for one.
+
+A CPU without AVX-512 has no table: there erf may err twice as far as the formula does where each step is rounded to f32.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +56,24 @@ def exact(x):
     return wide * 0.5 * (1 + np.vectorize(math.erf)(wide / math.sqrt(2)))
 
 
+def stepwise(x):
+    """The formula in float32, each step rounded."""
+    erf = np.vectorize(math.erf)((x * np.float32(0.5**0.5)).astype(np.float64)).astype(np.float32)
+    return np.float32(0.5) * x * (erf + np.float32(1))
+
+
 @pytest.mark.parametrize("form", forms())
 def test_forms(form):
     assert gelu_operand(forms()[form], Numbers()) == load(X, AT)
     x = np.random.default_rng(1).normal(size=N).astype(np.float32) * 3
     right = exact(x)
-    error = np.abs(run(forms()[form], x) - right)
-    assert error.max() < 1e-6
-    assert (error / np.maximum(np.spacing(right.astype(np.float32)), 2.0**-24 * np.abs(x))).max() < 1.25
+
+    def digits(y):
+        return (np.abs(y - right) / np.maximum(np.spacing(right.astype(np.float32)), 2.0**-24 * np.abs(x))).max()
+
+    y = run(forms()[form], x)
+    assert np.abs(y - right).max() < 1e-6
+    assert digits(y) < (1.25 if HOST.has_avx512 else 2 * digits(stepwise(x)))
 
 
 @pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
@@ -76,9 +89,15 @@ def test_special_values(target):
 def test_every_piece():
     """The table's pieces meet without a step that shows."""
     x = np.linspace(-6.5, 6.5, N, dtype=np.float32)
-    error = run(forms()["half first"], x) - exact(x)
-    assert np.abs(error[x < 0]).max() < 1.3e-7
-    assert np.abs(error[x >= 0] / np.spacing(x[x >= 0])).max() < 1
+    error = np.abs(run(forms()["half first"], x) - exact(x))
+    below, above = error[x < 0].max(), (error / np.spacing(np.abs(x)))[x >= 0].max()
+    if HOST.has_avx512:
+        assert below < 1.3e-7
+        assert above < 1
+    else:
+        usual = np.abs(stepwise(x) - exact(x))
+        assert below < 2 * usual[x < 0].max()
+        assert above < 2 * (usual / np.spacing(np.abs(x)))[x >= 0].max()
 
 
 def test_what_is_no_gelu():
