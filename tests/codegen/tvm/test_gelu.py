@@ -1,6 +1,6 @@
 """gelu from one table, against double precision, and where it must not be taken for one.
 
-A CPU without AVX-512 has no table: there erf may err twice as far as the formula does where each step is rounded to f32.
+A CPU without AVX-512 has no table: there erf may err twice as far as the formula does with each step rounded to f32.
 """
 
 from __future__ import annotations
