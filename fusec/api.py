@@ -28,7 +28,7 @@ from fusec.options import check_choice, check_mapping, check_switch
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
-from fusec.runtime.jit import JitFunction, JitModule
+from fusec.runtime.jit import JitFunction, JitModule, original
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.runtime.telling import Telling
@@ -150,22 +150,42 @@ def _jit(
     if isinstance(function, JitFunction):
         function = function.dispatcher.function
     elif isinstance(function, JitModule):
-        function = function.__dict__["_module"]
+        function = original(function)
 
     function = called(function)
     nn = sys.modules.get("torch.nn")
     module = nn is not None and isinstance(function, nn.Module)
-    make = functools.partial(
-        Dispatcher,
-        compile=compile_with(options, graph),
-        fallback=fallback,
-        general=Generality(for_range, extents=dynamic, integers=True),
-        static=_parameters(function.forward if module else function, static),
-        require=functools.partial(require_target, options.target),
-        telling=Telling(warn=warn),
-        differentiate=differentiate_with(options, warn=warn),
-    )
-    return JitModule(function, make) if module else JitFunction(function, make)
+    parameters = _parameters(function.forward if module else function, static)
+    make = _Dispatchers(options, fallback, graph, dynamic, parameters, warn)
+    if not module:
+        return JitFunction(function, make)
+    from fusec.runtime.torch_module import compiled_module
+
+    return compiled_module(function, make)
+
+
+@dataclass(frozen=True)
+class _Dispatchers:
+    """Makes dispatchers with the options of one :func:`jit`. Pickled with what is compiled."""
+
+    options: Options
+    fallback: Fallback
+    graph: bool
+    dynamic: bool
+    static: frozenset[str]
+    warn: bool
+
+    def __call__(self, function: Callable[..., Any]) -> Dispatcher:
+        return Dispatcher(
+            function,
+            compile=compile_with(self.options, self.graph),
+            fallback=self.fallback,
+            general=Generality(for_range, extents=self.dynamic, integers=True),
+            static=self.static,
+            require=functools.partial(require_target, self.options.target),
+            telling=Telling(warn=self.warn),
+            differentiate=differentiate_with(self.options, warn=self.warn),
+        )
 
 
 def _names(names: object) -> frozenset[str]:

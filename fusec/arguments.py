@@ -11,7 +11,7 @@ from fusec.errors import FusecError, OptionError
 from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.structures import flatten
 from fusec.runtime.dispatch import Dispatcher
-from fusec.runtime.jit import JitFunction, JitModule
+from fusec.runtime.jit import JitFunction, JitModule, original
 from fusec.runtime.libraries import library_of
 from fusec.runtime.plan import Compile, Differentiate, Require, nothing_required
 from fusec.specs import TensorSpec, example
@@ -22,7 +22,7 @@ def plain(function: Any) -> Any:
     if isinstance(function, JitFunction):
         return function.dispatcher.function
     if isinstance(function, JitModule):
-        return function.__dict__["_module"]
+        return original(function)
     if not callable(function):
         raise OptionError(f"{type(function).__name__} is not a function or a module")
     return called(function)

@@ -22,6 +22,7 @@ from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
+from fusec.frontend.standing_for import COMPILED, compiled_of
 
 _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -279,6 +280,9 @@ class GuardWriter:
                     self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
         elif is_a(value, type):
             self._class_attributes(v, value, value, path)
+        elif compiled_of(value) is not None:
+            self._visit(f"{v}.{COMPILED}", compiled_of(value), path)
+            return
         elif _is_nn_module(value):
             self._module(v, value, path)
         else:

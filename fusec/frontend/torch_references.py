@@ -19,6 +19,7 @@ from fusec.frontend.capture import TableEntry
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
+from fusec.frontend.standing_for import compiled_of
 
 _DEPTH = 4
 """How many containers and plain objects deep a tensor is looked for, outside of modules."""
@@ -104,7 +105,8 @@ class _Walk:
 
     def _open(self, path: str, fetch: Fetch, value: Any, depth: int) -> None:
         if is_a(value, torch.nn.Module):
-            self._module(path, value)
+            module = compiled_of(value)
+            self._module(path, value if module is None else module)
         elif is_a(value, dict):
             for key, part in raw.items_of(value):
                 shown = repr(key) if is_plain(key) else type(key).__name__
@@ -143,6 +145,8 @@ class _Walk:
     def _module(self, path: str, root: torch.nn.Module) -> None:
         """Parameters, buffers and plain tensor attributes of a module and its children, fetched from the root down."""
         for prefix, module in root.named_modules(remove_duplicate=True):
+            stands_for = compiled_of(module)
+            module = module if stands_for is None else stands_for
             if id(module) in self._seen and module is not root:
                 continue
             self._seen[id(module)] = module

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fusec.frontend.standing_for import COMPILED
 from fusec.runtime import dynamo
 from fusec.runtime.captures import captures
 from fusec.runtime.dispatch import Dispatcher
@@ -56,8 +58,24 @@ class JitFunction:
             bound = table.setdefault(_BOUND, BoundMethods())
         return bound.method(self, instance)
 
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined]
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where it stands under its function's, as a decorated one does; else the function and the options."""
+        function = self.dispatcher.function
+        if isinstance(function, types.MethodType):  # which the instance makes anew
+            return getattr, (function.__self__, function.__name__)
+        name = getattr(self, "__qualname__", "")
+        home = sys.modules.get(getattr(self, "__module__", None) or "")
+        try:
+            found: Any = functools.reduce(getattr, name.split("."), home)
+        except AttributeError:
+            found = None
+        return name if found is self else (JitFunction, (function, self.make))
+
+    def __deepcopy__(self, memo: object) -> JitFunction:
+        return self
+
+    def __copy__(self) -> JitFunction:
+        return self
 
     def __repr__(self) -> str:
         return f"<fusec.jit {self.dispatcher.function!r}>"
@@ -94,12 +112,13 @@ class JitModule:
     """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
 
     A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one, and where a
-    method calls the module (``generate()`` does), that call is compiled.
+    method calls the module (``generate()`` does), that call is compiled. ``runtime/torch_module.py`` makes the classes
+    that are an ``nn.Module``, too.
     """
 
     def __init__(self, module: Any, make: MakeDispatcher) -> None:
         self.__dict__["_fusec"] = JitFunction(module, make)
-        self.__dict__["_module"] = module
+        self.__dict__[COMPILED] = module
         self.__dict__["_calls"] = OwnCalls(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -112,28 +131,28 @@ class JitModule:
         return result if result is not MISS else dispatcher.after(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__["_module"]
+        module = self.__dict__[COMPILED]
         value = getattr(module, name)
         if isinstance(value, types.MethodType) and value.__self__ is module:
             return _returning(self, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_module"], name, value)
+        setattr(self.__dict__[COMPILED], name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_module"], name)
+        delattr(self.__dict__[COMPILED], name)
 
     def __dir__(self) -> list[str]:
-        return dir(self.__dict__["_module"])
+        return dir(self.__dict__[COMPILED])
 
     def __repr__(self) -> str:
-        return f"fusec.jit({self.__dict__['_module']!r})"
+        return f"fusec.jit({self.__dict__[COMPILED]!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> JitModule:
-        import copy
 
-        return JitModule(copy.deepcopy(self.__dict__["_module"], memo), self._fusec.make)
+def original(module: JitModule) -> Any:
+    """The module that a compiled one stands for."""
+    return module.__dict__[COMPILED]
 
 
 def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:
@@ -170,7 +189,7 @@ class OwnCalls:
     def compiled(self) -> Iterator[None]:
         """While entered, this thread's calls of the module are the wrapper's."""
         wrapper = self._wrapper()
-        table = None if wrapper is None else wrapper.__dict__["_module"].__dict__
+        table = None if wrapper is None else wrapper.__dict__[COMPILED].__dict__
         if table is None or captures.running or table.get(_IMPLEMENTATION, self._call) != self._call:
             yield
             return
@@ -191,7 +210,7 @@ class OwnCalls:
         wrapper, depth = self._wrapper(), self._depth
         assert wrapper is not None, "one of its methods runs"
         if not depth.inside:
-            return wrapper.__dict__["_module"]._call_impl(*args, **kwargs)
+            return wrapper.__dict__[COMPILED]._call_impl(*args, **kwargs)
         outer, depth.inside = depth.inside, 0
         try:
             return wrapper(*args, **kwargs)

@@ -1,0 +1,16 @@
+"""Compiled modules among what a capture reads: objects that stand for the module they compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusec.frontend import raw
+
+COMPILED = "_fusec_module"
+"""Where a compiled module keeps the one that it compiles, among its own attributes."""
+
+
+def compiled_of(value: object) -> Any:
+    """The module that a compiled module stands for; None for any other object."""
+    own = raw.attributes_of(value)
+    return own.get(COMPILED) if type(own) is dict else None
