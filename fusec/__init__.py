@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "passes").is_dir() and not (_Path(__file__).parent / "passes").exists():
     # Run from a checkout whose root is on sys.path: fusec.passes and fusec.codegen stand beside this folder there.
@@ -44,9 +46,15 @@ _WITHOUT_COMPILER = {"RunsAsWritten": "fusec.notices", "load": "fusec.loading", 
 
 
 def __getattr__(name: str) -> object:
-    """The public functions are imported on first use, so that ``import fusec`` costs next to nothing."""
+    """The public functions are imported on first use, so that ``import fusec`` costs next to nothing.
+
+    TargetError for what needs the compiler, where a package of it is missing: ``fusec-runtime`` brings NumPy alone.
+    """
     if name in __all__:
-        home = import_module(_WITHOUT_COMPILER.get(name, "fusec.api"))
+        from fusec.toolchain import needing_compiler
+
+        with needing_compiler(f"fusec.{name}"):
+            home = import_module(_WITHOUT_COMPILER.get(name, "fusec.api"))
         value = globals()[name] = getattr(home, name)
         return value
     raise AttributeError(f"module 'fusec' has no attribute {name!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fusec.compiled import CompiledFunction
 from fusec.options import check_path, check_switch
+from fusec.toolchain import needing_compiler
 
 
 class Compiled(CompiledFunction):
@@ -18,11 +19,12 @@ class Compiled(CompiledFunction):
         Without ``weights`` those that have names (a module's state, arrays in variables and attributes) are left out,
         and given to :func:`fusec.load`.
         """
-        from fusec.saving import save  # needs the passes, for the texts
-
         check_path("path", path)
         check_switch("weights", weights)
-        save(self, path, weights=weights)
+        with needing_compiler("saving"):  # the passes, for the texts
+            from fusec.saving import save
+
+            save(self, path, weights=weights)
 
     def export_c(self, folder: str | PathLike[str]) -> Path:
         """Writes a C header, weights and shared objects into a folder; gives the header's path.
@@ -36,7 +38,8 @@ class Compiled(CompiledFunction):
 
     def explain(self) -> str:
         """What was fused into which kernels, and why not more."""
-        from fusec.report import explain_program
+        with needing_compiler("explain"):
+            from fusec.report import explain_program
 
         texts = []
         for variant in self._ranged:
@@ -56,8 +59,9 @@ class Compiled(CompiledFunction):
 
         ArtifactError where a named dimension has no range, or the page can't be written.
         """
-        from fusec.page.gather import gather_compiled  # needs the passes, for the texts
-        from fusec.page.write import write_page
+        with needing_compiler("a report"):  # the passes, for the texts
+            from fusec.page.gather import gather_compiled
+            from fusec.page.write import write_page
 
         check_path("path", path)
         check_switch("measure", measure)

@@ -12,6 +12,13 @@ GPU_MAGIC = b"fusec-gpu"
 """How the bytes of a module for a GPU begin."""
 
 
+def is_unlinked(data: bytes) -> bool:
+    """Whether a module's bytes are LLVM IR, which TVM compiles when it is loaded."""
+    from fusec.codegen.tvm.module import UNLINKED
+
+    return data.startswith(UNLINKED)
+
+
 def load_module(data: bytes) -> Module:
     """The module that ``to_bytes`` wrote. ArtifactError where it can't be loaded."""
     if not data:

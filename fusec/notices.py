@@ -16,4 +16,5 @@ class InternalErrorWarning(FusecWarning, RuntimeWarning):
 
 
 class SettingWarning(FusecWarning):
-    """An environment variable that fusec does not have, or a folder of its own that it can't use."""
+    """An environment variable that fusec does not have, a folder of its own that it can't use, or a tool that is
+    missing and that it does without."""

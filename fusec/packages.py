@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 
 @cache
@@ -16,6 +17,14 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+def is_there(module: str) -> bool:
+    """Whether a module can be found. It is not imported."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # a module in sys.modules that is none
+        return False
 
 
 @contextmanager

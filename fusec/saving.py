@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import Any
 
+from fusec import __version__
 from fusec.ahead import usual_extents
 from fusec.build import Options, kernel_digests, kernel_source, run_passes
 from fusec.compiled import CompiledFunction, Variant
@@ -19,6 +19,8 @@ from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import Dim, DType, contiguous_strides, fixed, u8
 from fusec.location import Location
+from fusec.modules import is_unlinked
+from fusec.notices import SettingWarning
 from fusec.runtime import artifact, launch
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import piece_folder
@@ -30,10 +32,12 @@ from fusec.runtime.isa import required_features
 from fusec.runtime.program import Pack, Program
 from fusec.runtime.serial import Json, dims_to_json, program_to_json, type_to_json
 from fusec.runtime.structure import call_to_json, examine, result_to_json
+from fusec.runtime.telling import warn_user
 from fusec.specs import TensorSpec
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
 from fusec.tile.print import print_kernel
+from fusec.toolchain import TVM
 
 
 @dataclass
@@ -72,11 +76,11 @@ def save(compiled: CompiledFunction, path: str | PathLike[str], *, weights: bool
         records.append(record)
         members |= {piece_folder(number) + name: data for name, data in found.items()}
     manifest = {
-        "fusec": _version(),
+        "fusec": __version__,
         "name": compiled.name,
         "library": compiled.library,
         "target": target,
-        "requires": _requirements(variants[0].executable),
+        "requires": _requirements(variants[0].executable, members.values()),
         "dims": {name: list(ends) for name, ends in compiled.ranges.items()},
         "inputs": [_spec_to(spec, compiled.ranges) for spec in compiled.specs],
         "outputs": [_output(variants[-1].executable.program, k) for k in range(records[-1]["result"]["outputs"])],
@@ -163,13 +167,22 @@ def _code(module: Module) -> bytes:
     return code
 
 
-def _requirements(executable: Executable) -> Json:
+def _requirements(executable: Executable, members: Iterable[bytes]) -> Json:
+    """What a machine needs. Warns where that is a compiler."""
     target = executable.program.target
     if is_gpu(target):
         gpu = gpu_target(target)
         return {"gpu": {"backend": gpu.backend, "arch": gpu.arch, "device": executable.device or 0}}
     machine = cpu_target(target)
-    return {"architecture": machine.architecture, "features": list(required_features(machine))}
+    needs = {"architecture": machine.architecture, "features": list(required_features(machine))}
+    if any(is_unlinked(code) for code in members):
+        warn_user(
+            "no linker (ld, ld.lld, gcc, cc or clang) is installed, so that the file holds LLVM IR: it can be loaded "
+            "only where TVM is installed, and slowly; install one (Debian's binutils) and save again",
+            SettingWarning,
+        )
+        needs["packages"] = [TVM.requirement]
+    return needs
 
 
 def _example_outputs(executable: Executable) -> list[Any]:
@@ -234,10 +247,3 @@ def _with_short_paths(program: Json) -> Json:
     locations = [Location(file, line) for file, line in program["locations"]]
     program["locations"] = [[location.short.rpartition(":")[0], location.line] for location in locations]
     return program
-
-
-def _version() -> str:
-    try:
-        return version("fusec")
-    except PackageNotFoundError:
-        return "unknown"

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 from fusec.errors import TargetError
-from fusec.packages import uncollected
+from fusec.packages import is_there, uncollected
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ TORCH = Tool("torch", "torch", "2.9", "", "PyTorch functions")
 
 def missing(tool: Tool) -> str:
     """What is wrong with a tool and what to install; empty where it is there in a version that fusec takes."""
-    return _missing(tool) if _find(tool.module) else f"{_needs(tool)}, which is not installed: {_install(tool)}"
+    return _missing(tool) if is_there(tool.module) else f"{_needs(tool)}, which is not installed: {_install(tool)}"
 
 
 @cache
@@ -70,6 +69,15 @@ def importing(tool: Tool) -> Iterator[None]:
         raise TargetError(f"{tool.package} can't be imported ({error}): {_install(tool)}") from error
 
 
+@contextmanager
+def needing_compiler(what: str) -> Iterator[None]:
+    """TargetError where an import fails because the compiler is not installed: ``fusec-runtime`` is there alone."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise TargetError(f"{what} needs the compiler, and {error.name} is not installed: pip install fusec") from error
+
+
 def require_gpu_compiler(target: str, language: str) -> None:
     """TargetError where nothing here compiles kernels for a GPU. ``language``: ``triton``, ``cuda`` or ``both``."""
     reasons = list(_why_no_compiler(target, language))
@@ -90,13 +98,6 @@ def _why_no_compiler(target: str, language: str) -> Iterator[str]:
             yield str(error)
         else:
             yield ""
-
-
-def _find(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):  # a module in sys.modules that is none
-        return False
 
 
 def _needs(tool: Tool) -> str:

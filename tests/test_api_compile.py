@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import fusec
+from fusec.cli.inspect import describe_file
 from fusec.errors import ArtifactError, CaptureError, SignatureError
+from fusec.notices import SettingWarning
 from fusec.runtime import artifact
 from fusec.target.cpu import cpu_target
 
@@ -186,6 +188,17 @@ np.testing.assert_allclose(f(x, w)["h"], np.tanh(x @ w) * 2, rtol=1e-5)
 assert "tvm" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_saving_without_a_linker_says_what_loading_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = random(5, 4), random(4, 6)
+    monkeypatch.setenv("PATH", "")
+    with pytest.warns(SettingWarning, match=r"no linker .*binutils"):
+        fusec.compile(scores, x, w, cache=False).save(tmp_path / "f.fusec")
+    assert "with apache-tvm>=" in describe_file(tmp_path / "f.fusec")
+    np.testing.assert_allclose(fusec.load(tmp_path / "f.fusec")(x, w)["h"], scores(x, w)["h"], rtol=1e-5)
+    monkeypatch.setattr("fusec.runtime.artifact.is_there", lambda module: module != "tvm")
+    refused(tmp_path / "f.fusec", "saved without a linker and needs apache-tvm.*: pip install fusec")
 
 
 # What a file may not do

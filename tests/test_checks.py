@@ -150,7 +150,7 @@ def test_code_that_this_cpu_lacks_instructions_for_is_never_run(fallback: Any, m
 
 @pytest.mark.parametrize("function", [branching, failing])
 def test_a_missing_compiler_is_an_error(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_find", lambda module: module != "tvm")
+    monkeypatch.setattr(toolchain, "is_there", lambda module: module != "tvm")
     with pytest.raises(TargetError, match=r"kernels for CPUs need apache-tvm.*not installed: pip install 'apache-tvm"):
         fusec.jit(function)(torch.ones(3))
 
@@ -193,7 +193,7 @@ def test_one_language_for_gpus_is_enough(
             raise TargetError("CUDA C++ needs NVRTC")
 
     monkeypatch.setattr("fusec.codegen.cuda.nvrtc.load_nvrtc", load)
-    monkeypatch.setattr(toolchain, "_find", lambda module: triton)
+    monkeypatch.setattr(toolchain, "is_there", lambda module: triton)
     if right:
         toolchain.require_gpu_compiler("cuda:sm_90", language)
     else:

@@ -234,7 +234,7 @@ def test_a_missing_device_or_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     if not torch.cuda.is_available():
         text = fusec.explain(fusec.jit(softmax, target="cuda"), X)
         assert text.startswith("softmax can't be compiled here: target='cuda' can't run here")
-    monkeypatch.setattr("fusec.toolchain._find", lambda module: module != "tvm")
+    monkeypatch.setattr("fusec.toolchain.is_there", lambda module: module != "tvm")
     assert "apache-tvm" in fusec.explain(fusec.jit(softmax), X)
 
 

@@ -1,9 +1,21 @@
-"""The wheel holds every package: setuptools is told each one, because passes/ and codegen/ are mapped."""
+"""What is installed: the wheels hold every package, and the runtime's is enough to run a compiled file."""
 
 from __future__ import annotations
 
+import os
+import runpy
+import shutil
+import subprocess
+import sys
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fusec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,3 +38,92 @@ def test_constraints_pin_every_dependency() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     assert names <= pinned
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The runtime's wheel and the compiler's."""
+    folder = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, str(ROOT / "release" / "wheels.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [Path(line) for line in done.stdout.split()]
+
+
+def _files(wheel: Path) -> dict[str, int]:
+    return {i.filename: i.file_size for i in zipfile.ZipFile(wheel).infolist() if ".dist-info/" not in i.filename}
+
+
+def _sources() -> set[str]:
+    tops = {"fusec": "fusec", "passes": "fusec/passes", "codegen": "fusec/codegen"}
+    files = ((top, path) for top in tops for path in (ROOT / top).rglob("*.*"))
+    return {f"{tops[top]}/{path.relative_to(ROOT / top)}" for top, path in files if "__pycache__" not in path.parts}
+
+
+@pytest.mark.slow
+def test_each_file_is_in_one_wheel(wheels: list[Path]) -> None:
+    runtime, compiler = map(_files, wheels)
+    assert not runtime.keys() & compiler.keys()
+    assert {*runtime, *compiler} == _sources()
+    text = zipfile.ZipFile(wheels[1]).read(f"fusec-{fusec.__version__}.dist-info/METADATA").decode()
+    assert f"Requires-Dist: fusec-runtime=={fusec.__version__}\n" in text
+    text = zipfile.ZipFile(wheels[0]).read(f"fusec_runtime-{fusec.__version__}.dist-info/METADATA").decode()
+    assert [x for x in text.splitlines() if x.startswith("Requires-Dist") and "extra" not in x] == [
+        "Requires-Dist: numpy>=2.1"
+    ]
+    assert sum(runtime.values()) < 3e6
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the runtime and NumPy alone."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False)
+    site = next((folder / "lib").glob("python*/site-packages"))
+    made = runpy.run_path(str(ROOT / "release" / "wheels.py"))["stage_runtime"](tmp_path_factory.mktemp("stage") / "r")
+    shutil.copytree(made / "fusec", site / "fusec")
+    installed = Path(np.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        if (installed / name).exists():
+            (site / name).symlink_to(installed / name)
+    return folder / "bin" / "python"
+
+
+def test_a_file_runs_where_numpy_alone_is_installed(clean: Path, tmp_path: Path) -> None:
+    def dense(x, w):  # type: ignore[no-untyped-def]
+        y = np.maximum(x @ w, 0)
+        return {"y": y / (1 + y.sum(axis=-1, keepdims=True)), "most": y.max()}
+
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 32)))
+    fusec.compile(dense, x, w).save(tmp_path / "dense.fusec")
+    spec = fusec.TensorSpec(("B", 16), "f32")
+    fusec.compile(dense, spec, w, dims={"B": (1, 64)}).save(tmp_path / "ranges.fusec")
+    np.savez(tmp_path / "arrays.npz", x=x, w=w, **dense(x, w))
+    program = """
+import sys
+import numpy as np, fusec
+from fusec.errors import FusecError
+arrays = np.load("arrays.npz")
+for name in ("dense", "ranges"):
+    found = fusec.load(f"{name}.fusec")(arrays["x"], arrays["w"])
+    np.testing.assert_allclose(found["y"], arrays["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["most"], arrays["most"], rtol=1e-5)
+brought = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+print(sorted(name for name in brought if name in ("tvm", "tvm_ffi", "torch", "rich", "ml_dtypes")))
+loaded = fusec.load("dense.fusec")
+for what in (lambda: fusec.jit, loaded.explain, lambda: loaded.save("x.fusec"), lambda: loaded.write_report("x.html")):
+    try:
+        what()
+    except FusecError as error:
+        print(type(error).__name__, error)
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(clean), "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, *refused = done.stdout.splitlines()
+    assert first == "[]"
+    assert len(refused) == 4
+    assert all(line.startswith("TargetError") and line.endswith("pip install fusec") for line in refused)

@@ -1,6 +1,7 @@
 """A module of machine code: its functions as Python callables, its text, its bytes.
 
-Loading one needs TVM's small function-call library (tvm_ffi) alone, not the compiler.
+Loading one needs no part of TVM. Its small function-call library (tvm_ffi) is used where it is installed: calls are
+a little faster then.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import tvm_ffi
-
 from fusec.codegen.tvm import parallel
-from fusec.codegen.tvm.chain import CHAIN, Launches, write_table
+from fusec.codegen.tvm.chain import CHAIN, Launches, through_tvm, write_table
+from fusec.codegen.tvm.native import NativeFunction, SharedObject
 from fusec.errors import ArtifactError, CodegenError
+from fusec.packages import is_there
 
 KernelFunction = Callable[..., None]
 """Takes the address of each parameter as an integer, in order; the least overhead that TVM's calls have."""
 
-_SHARED, _TEXT = b"fusec-so", b"fusec-ll"
+SHARED, UNLINKED = b"fusec-so", b"fusec-ll"
+"""How a module's bytes begin: a shared object, or LLVM IR."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ class CompiledModule:
         The call's further arguments are addresses, sizes, and where addresses are read from (see Launches).
         """
         kernels: dict[str, Any] = {name: self.function(name) for name, _ in launches}
-        table = write_table(launches, {name: kernel.__chandle__() for name, kernel in kernels.items()})
+        table = write_table(launches, {name: _entry_of(kernel) for name, kernel in kernels.items()})
         return self.function(CHAIN), int(table.ctypes.data), (table, kernels)
 
     def source(self, name: str) -> str:
@@ -79,13 +81,13 @@ class CompiledModule:
         """
         if self.loaded_from is not None:
             return self.loaded_from
-        return linked([object_of(self.module)]) or _sealed(_TEXT, _written(self.module, "ll"))
+        return linked([object_of(self.module)]) or _sealed(UNLINKED, _written(self.module, "ll"))
 
     @staticmethod
     def from_bytes(data: bytes, functions: Mapping[str, Any] | None = None, unlinked: Any = None) -> CompiledModule:
         """What :meth:`to_bytes` made, with what is known of its source. ArtifactError where it can't be loaded."""
         kind, digest, content = data[:8], data[8:40], data[40:]
-        suffix = {_SHARED: ".so", _TEXT: ".ll"}.get(kind)
+        suffix = {SHARED: ".so", UNLINKED: ".ll"}.get(kind)
         if suffix is None:
             raise ArtifactError("not the bytes of a compiled CPU module")
         if sha256(content).digest() != digest:
@@ -101,6 +103,11 @@ class CompiledModule:
             raise ArtifactError(f"a compiled CPU module can't be loaded: {error}") from error
         finally:
             os.unlink(path)
+
+
+def _entry_of(kernel: Any) -> tuple[int, int]:
+    """The address of the C function that runs a kernel, and that function's first argument."""
+    return (kernel.address, 0) if isinstance(kernel, NativeFunction) else through_tvm(kernel)
 
 
 _VARIABLE = re.compile(
@@ -146,7 +153,7 @@ def linked(objects: Sequence[bytes]) -> bytes | None:
             source.write_bytes(content)
         command = [linker, "-shared", "-o", str(result), *map(str, sources)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return _sealed(_SHARED, result.read_bytes()) if done.returncode == 0 else None
+        return _sealed(SHARED, result.read_bytes()) if done.returncode == 0 else None
 
 
 def _written(module: Any, kind: str) -> bytes:
@@ -160,4 +167,8 @@ def _load(path: str) -> Any:
     parallel.prepare()
     if path.endswith(".ll"):
         import tvm  # noqa: F401  (registers the loader of LLVM IR)
+    if not is_there("tvm_ffi"):
+        return SharedObject(path)
+    import tvm_ffi
+
     return tvm_ffi.load_module(path, keep_module_alive=False)  # its functions keep it as long as there are any

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import tvm_ffi
-
+from fusec.notices import SettingWarning
+from fusec.packages import is_there
+from fusec.runtime.telling import warn_user
 from fusec.target.quota import usable_processors, within_quota
 
 SETUP = "fusec_setup"
@@ -24,18 +25,23 @@ SETUP = "fusec_setup"
 
 def prepare() -> None:
     """To be called before a module is loaded: without an OpenMP library, loading looks for TVM's pool."""
-    if _openmp() is None:
+    if _openmp() is None and is_there("tvm"):
         _prepare_tvm_pool()
 
 
 def attach(module: Any) -> None:
-    """Makes a loaded module's parallel loops run on OpenMP, if there is an OpenMP library."""
+    """Makes a loaded module's parallel loops run on OpenMP, if there is an OpenMP library; on the calling thread where
+    there is neither that nor TVM's pool."""
     library = _openmp()
-    if library is None:
+    if library is None and is_there("tvm"):
         return
     setup = module.get_function(SETUP)
-    most = _torchs_number() or library.omp_get_max_threads
-    openmp = (library.GOMP_parallel, library.omp_get_num_threads, library.omp_get_thread_num, most)
+    if library is None:
+        openmp = (_never, _one, _zero, _one)
+        _tell_serial()
+    else:
+        most = _torchs_number() or library.omp_get_max_threads
+        openmp = (library.GOMP_parallel, library.omp_get_num_threads, library.omp_get_thread_num, most)
     process = ctypes.CDLL(None)
     setup(*map(_address, (*openmp, process.pthread_self, process.sched_yield)))
     _end_threads_before_forks()
@@ -55,9 +61,24 @@ def set_threads(count: int) -> None:
             torchs()  # which gives a new thread the process's number, and must not do so later
         library.omp_set_num_threads(count)
         return
+    if not is_there("tvm"):
+        return
     os.environ["TVM_NUM_THREADS"] = str(count)
     _prepare_tvm_pool()
+    import tvm_ffi
+
     tvm_ffi.get_global_func("runtime.config_threadpool")(_ALL_CORES, count)
+
+
+_one = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
+_zero = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
+_never = ctypes.CFUNCTYPE(None)(lambda: None)  # one thread opens no region
+
+
+@cache
+def _tell_serial() -> None:
+    text = "kernels run on one thread: GNU's OpenMP library (libgomp.so.1; Debian's libgomp1) is not installed"
+    warn_user(text, SettingWarning)
 
 
 _ALL_CORES = 1

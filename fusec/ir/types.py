@@ -8,10 +8,9 @@ from functools import cached_property
 from math import prod
 from typing import Literal, overload
 
-import ml_dtypes
 import numpy as np
 
-from fusec.errors import LoweringError
+from fusec.errors import LoweringError, TargetError
 from fusec.ir.index import Expr, product
 from fusec.ir.indexing import most
 
@@ -69,9 +68,8 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy dtype; bfloat16 and those of 8 bits come from ml_dtypes."""
-        scalar: type[np.generic] | str = _ML_DTYPES.get(self.name) or _NUMPY_NAMES[self.name]
-        return np.dtype(scalar)
+        """The NumPy dtype; bfloat16 and those of 8 bits come from ml_dtypes. TargetError where that is missing."""
+        return np.dtype(_from_ml_dtypes(self.long_name) if self.name in _FOREIGN else self.long_name)
 
     def rounded(self, value: complex) -> float:
         """What a float dtype holds of a number: the nearest one, infinity beyond the largest."""
@@ -104,11 +102,18 @@ _NUMPY_NAMES = {
     "c128": "complex128",
 }
 
-_ML_DTYPES: dict[str, type[np.generic]] = {
-    "bf16": ml_dtypes.bfloat16,
-    "f8e4m3": ml_dtypes.float8_e4m3fn,
-    "f8e5m2": ml_dtypes.float8_e5m2,
-}
+_FOREIGN = ("bf16", "f8e4m3", "f8e5m2")
+"""Types that NumPy itself does not have."""
+
+
+def _from_ml_dtypes(name: str) -> type[np.generic]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TargetError(f"NumPy has no {name} without ml_dtypes: pip install ml_dtypes") from None
+    found: type[np.generic] = getattr(ml_dtypes, name)
+    return found
+
 
 f16 = DType("f16", "float", 16)
 bf16 = DType("bf16", "float", 16)

@@ -30,6 +30,7 @@ import numpy as np
 
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.types import DTYPES, DType
+from fusec.packages import is_there
 from fusec.runtime import isa
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
@@ -59,18 +60,23 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class CpuRequirements:
-    """The machine that the code is for: architecture and CPU flags, as Linux spells them."""
+    """The machine that the code is for: architecture and CPU flags, as Linux spells them; and Python packages."""
 
     architecture: str
     features: tuple[str, ...]
+    packages: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        return f"{self.architecture} {' '.join(self.features)}"
+        packages = f", with {' and '.join(self.packages)}" if self.packages else ""
+        return f"{self.architecture} {' '.join(self.features)}{packages}"
 
     def missing(self) -> str:
         """What the file needs and this machine does not have; empty where it can run the code."""
-        return isa.missing(self.architecture, self.features)
+        lacking = isa.missing(self.architecture, self.features)
+        if lacking or not self.packages or is_there("tvm"):
+            return lacking
+        return f"it was saved without a linker and needs {' and '.join(self.packages)}: pip install fusec"
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ class Contents:
                 arch = needs["gpu"]["arch"]
                 exact = arch if isinstance(arch, int) else str(arch)
                 return GpuRequirements(str(needs["gpu"]["backend"]), exact, int(needs["gpu"]["device"]))
-            return CpuRequirements(str(needs["architecture"]), tuple(map(str, needs["features"])))
+            packages = tuple(map(str, needs.get("packages", ())))
+            return CpuRequirements(str(needs["architecture"]), tuple(map(str, needs["features"])), packages)
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{self.path}: the manifest does not say what it needs: {error!s:.300}") from None
 

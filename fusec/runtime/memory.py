@@ -18,7 +18,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import psutil
 
 from fusec.ir.indexing import round_up
 
@@ -183,7 +182,7 @@ class Pool:
 
 
 def _default_limit() -> int:
-    return min(_DEFAULT_LIMIT, int(psutil.virtual_memory().total) // 16)
+    return min(_DEFAULT_LIMIT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 16)
 
 
 POOL = Pool(_default_limit())

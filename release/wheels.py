@@ -1,0 +1,133 @@
+"""Builds the wheels of a release into ``dist/``: ``python release/wheels.py [FOLDER]``.
+
+``fusec-runtime`` loads and runs compiled files, and needs NumPy alone. ``fusec`` is the compiler: it requires that
+runtime, of the same version, and the packages that compile; it brings the command. Both hold parts of the package
+``fusec``, and no file is in both, so that one can be installed or removed beside the other.
+See ``docs/decisions/0039-two-wheels.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RUNTIME = ["numpy>=2.1"]
+"""What running a compiled file needs."""
+
+RUNTIME_EXTRAS = {"half": ["ml_dtypes>=0.5"], "torch": ["torch>=2.9"], "cupy": ["cupy-cuda13x>=13.6"]}
+"""Arrays of bfloat16 and float8 in NumPy; functions of PyTorch and CuPy."""
+
+COMPILER = ("passes", "cli", "page", "export")
+"""Folders of the package that only the compiler needs."""
+
+TVM_RUNTIME = ("__init__.py", "module.py", "native.py", "chain.py", "parallel.py")
+"""Files of ``codegen/tvm`` that load kernels; the others make them."""
+
+_SHARED = ("license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
+_NOT_RELEASED = ("dev", "docs", "bench", "campaigns", "notebooks")
+
+
+def main(folder: Path) -> list[Path]:
+    """Builds both wheels, and gives their paths."""
+    stage = ROOT / "build" / "release"
+    shutil.rmtree(stage, ignore_errors=True)
+    made = [stage_runtime(stage / "runtime"), stage_compiler(stage / "fusec")]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_wheel(source, folder) for source in made]
+
+
+def stage_runtime(folder: Path) -> Path:
+    """The sources of ``fusec-runtime``."""
+    _copy(folder)
+    for name in COMPILER:
+        shutil.rmtree(folder / "fusec" / name)
+    for file in (folder / "fusec" / "codegen" / "tvm").iterdir():
+        if file.name not in TVM_RUNTIME:
+            file.unlink()
+    summary = "Loads and runs functions that fusec compiled, with NumPy alone"
+    project = {"name": "fusec-runtime", "description": summary, "dependencies": RUNTIME}
+    return _write(folder, project, {"project.optional-dependencies": RUNTIME_EXTRAS})
+
+
+def stage_compiler(folder: Path) -> Path:
+    """The sources of ``fusec``: the rest of the package, what it requires, and its commands."""
+    _copy(folder)
+    for file in sorted((folder / "fusec").rglob("*.*")):
+        parts = file.relative_to(folder / "fusec").parts
+        is_tvm = parts[:2] == ("codegen", "tvm") and file.name not in TVM_RUNTIME
+        if file.is_file() and parts[0] not in COMPILER and not is_tvm:
+            file.unlink()
+    given = _root()["project"]
+    extras = {k: v for k, v in given["optional-dependencies"].items() if k not in _NOT_RELEASED}
+    needed = [f"fusec-runtime=={version()}", *(d for d in given["dependencies"] if d not in RUNTIME)]
+    project = {"name": "fusec", "description": given["description"], "dependencies": needed}
+    tables = {
+        "project.optional-dependencies": extras,
+        "project.scripts": given["scripts"],
+        **{f"project.entry-points.{group}": points for group, points in given["entry-points"].items()},
+    }
+    return _write(folder, project, tables)
+
+
+def _copy(folder: Path) -> None:
+    """The package where it is imported: ``passes`` and ``codegen`` stand beside it in the repository."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(ROOT / "fusec", folder / "fusec", ignore=ignored)
+    for name in ("passes", "codegen"):
+        shutil.copytree(ROOT / name, folder / "fusec" / name, ignore=ignored)
+
+
+def version() -> str:
+    """``fusec.__version__``, read and not imported."""
+    body = ast.parse((ROOT / "fusec" / "__init__.py").read_text()).body
+    found = (n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__version__")
+    return str(ast.literal_eval(next(found)))
+
+
+def _root() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def _write(folder: Path, project: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Path:
+    given = _root()["project"]
+    shared = {key: given[key] for key in _SHARED if key in given and key != "urls"}
+    head = {**project, "version": version(), "readme": "README.md", **shared}
+    every = {
+        "build-system": _root()["build-system"],
+        "project": head,
+        "project.urls": given.get("urls", {}),
+        **tables,
+        "tool.setuptools.packages.find": {"include": ["fusec*"]},
+        "tool.setuptools.package-data": {"*": ["py.typed", "*.cuh", "*.css", "*.js", "*.c", "*.h"]},
+    }
+    lines = []
+    for name, table in every.items():
+        lines += [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items()), ""]
+    (folder / "pyproject.toml").write_text("\n".join(lines))
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def _wheel(source: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    before = set(folder.glob("*.whl"))
+    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True)
+    stem = "fusec_runtime" if source.name == "runtime" else "fusec"
+    made = folder / f"{stem}-{version()}-py3-none-any.whl"
+    assert made in {*before, *folder.glob("*.whl")}, made
+    return made
+
+
+if __name__ == "__main__":
+    for built in main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist"):
+        print(built)
