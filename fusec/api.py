@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
 from fusec.arguments import called, capturing, devices_in, examples, is_argument, plain
-from fusec.build import Options, Precision, Tune, checked, compile_with, kernel_source, run_passes, target_of
+from fusec.build import Options, Tune, checked, compile_with, kernel_source, run_passes, target_of
 from fusec.checks import check_captured_for, check_target, require_target
 from fusec.differentiating import differentiate_with
 from fusec.errors import OptionError
@@ -24,7 +24,7 @@ from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.loading import Weights
-from fusec.options import check_choice, check_mapping, check_switch
+from fusec.options import Precision, check_choice, check_mapping, check_switch
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
@@ -104,8 +104,10 @@ def jit(
     graph: on a GPU, the kernels of a call are replayed as one CUDA graph, which takes less of the host's time; results
     are fresh memory all the same.
 
-    precision: how matmuls of f32 are computed. ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of
-    mantissa, several times faster); ``"ieee"`` keeps f32, whatever PyTorch's own switches say.
+    precision: how matmuls and convolutions of f32 are computed. ``"ieee"`` keeps f32, whatever PyTorch's own switches
+    say; ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of mantissa, several times faster). ``"bf16"`` and
+    ``"f16"`` round the operands to seven and ten bits of mantissa on every device; sums and results stay f32, and all
+    else is computed as written. In f16 what is beyond 65504 is infinite. Library calls keep f32.
 
     With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves
     ranges of them; where no one graph does, each set of extents has its own, as without.
@@ -277,16 +279,18 @@ class LoweredGraph:
         return explain_program(self.program)
 
 
-def lower(graph: Graph, target: str | None = None, *, tune: Tune = False) -> LoweredGraph:
+def lower(
+    graph: Graph, target: str | None = None, *, tune: Tune = False, precision: Precision = "ieee"
+) -> LoweredGraph:
     """Runs the passes on a graph: IR after each, and kernels with their tile IR, schedule and source.
 
-    The target need not be this machine. Raises TargetError for one that is not known, OptionError for what is no graph,
-    and for a GPU's target where a graph has a library's call because it was captured for a CPU (:func:`trace` takes a
-    target, too).
+    The target need not be this machine. The options are those of :func:`jit`. Raises TargetError for one that is not
+    known, OptionError for what is no graph, and for a GPU's target where a graph has a library's call because it was
+    captured for a CPU (:func:`trace` takes a target, too).
     """
     if not isinstance(graph, Graph):
         raise OptionError(f"fusec.lower takes a graph, such as fusec.trace gives, not {type(graph).__name__}")
-    options = checked(Options(target, tune))
+    options = checked(Options(target, tune, precision=precision))
     check_captured_for(graph, target)
     lowered = run_passes(graph, target or target_of(graph), options)
     return LoweredGraph(lowered.stages, lowered.program, lowered.seconds)

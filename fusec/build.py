@@ -31,7 +31,7 @@ from fusec.ir.nodes import Value
 from fusec.ir.print import print_graph
 from fusec.location import Location
 from fusec.modules import NoKernels, load_module
-from fusec.options import check_choice, check_switch
+from fusec.options import PRECISIONS, Precision, check_choice, check_switch
 from fusec.retrying import compile_with_others
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from fusec.passes.select_gpu import GpuSelector
 
 Tune = Literal[False, "quick", "full"]
-Precision = Literal["ieee", "tf32"]
 
 log = config.logger("cache")
 
@@ -58,7 +57,7 @@ class Options:
     """What a compilation depends on besides the graph.
 
     target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
-    and write to the on-disk cache. precision: of f32 matmuls on a GPU. usual: extents of named dimensions for which
+    and write to the on-disk cache. precision: of f32 matmuls. usual: extents of named dimensions for which
     schedules are chosen on a GPU, where a program serves more (the largest that it serves, if not given). freeze: keep
     what is packed from PyTorch tensors that are no arguments; nothing tells when a NumPy array changes.
     """
@@ -76,7 +75,7 @@ def checked(options: Options) -> Options:
     check_environment()
     check_target(options.target)
     check_choice("tune", options.tune, (False, "quick", "full"))
-    check_choice("precision", options.precision, ("ieee", "tf32"))
+    check_choice("precision", options.precision, PRECISIONS)
     check_switch("cache", options.cache)
     check_switch("freeze", options.freeze)
     return options
@@ -293,7 +292,7 @@ def run_passes(
         target,
         disable=config.disabled_passes(),
         check=config.verifies(),
-        tf32=options.precision == "tf32",
+        precision=options.precision,
         selector=selector,
         rates=_rates(machine_of(target)),
     )

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from os import PathLike
+from typing import Literal, get_args
 
 from fusec.errors import OptionError
+
+Precision = Literal["ieee", "tf32", "bf16", "f16"]
+"""How matmuls and convolutions of f32 are computed."""
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:

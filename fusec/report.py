@@ -22,6 +22,11 @@ PACKED = (
     "through .data, NumPy, a storage, a pointer)"
 )
 _NAMES_SHOWN = 12
+_PRECISION = {
+    "tf32": ("matmuls of f32 may round their operands to TF32 on a GPU",),
+    "bf16": ("matmuls of f32 round their operands to bf16; their sums and results are f32",),
+    "f16": ("matmuls of f32 round their operands to f16, where what is beyond 65504 is inf; sums and results are f32",),
+}
 
 
 def explain_program(
@@ -38,6 +43,7 @@ def explain_program(
     Deterministic: the same program gives the same text.
     """
     parts: list[RenderableType] = [Text(_summary(program), style="bold")]
+    parts += [Text(said) for said in _PRECISION.get(program.precision, ())]
     if program.reports:
         parts.append(_kernel_table(program, measured))
         parts += [Text(line) for report in launched(program) for line in (*_fused_lines(report), *_why(report))]

@@ -11,7 +11,9 @@ from fusec import tracing
 from fusec.errors import FusecError
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op
+from fusec.ir.types import DTYPES
 from fusec.ir.verify import verify
+from fusec.options import Precision
 from fusec.passes.aliases import hold_aliases
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.cost.gpu_program import predict_gpu
@@ -32,7 +34,8 @@ from fusec.passes.masks import masks_apart
 from fusec.passes.moments import moments_of_parts
 from fusec.passes.outer_slices import with_outer_slices
 from fusec.passes.outputs import own_outputs
-from fusec.passes.precision import precision
+from fusec.passes.precision import precision as set_precision
+from fusec.passes.products import lower_products
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
 from fusec.passes.row_picks import pick_in_rows
 from fusec.passes.select import Selector
@@ -59,6 +62,7 @@ PASS_NAMES = (
         "writes",
         "canonicalize",
         "fold",
+        "products",
         "cse",
         "dce",
         "groups",
@@ -83,7 +87,7 @@ def lower(
     threads: int | None = None,
     disable: frozenset[str] = frozenset(),
     check: bool = False,
-    tf32: bool = False,
+    precision: Precision = "ieee",
     selector: Selector | GpuSelector | None = None,
     rates: Rates | None = None,
 ) -> Lowered:
@@ -91,15 +95,15 @@ def lower(
 
     ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out; without
     ``fuse`` every op is a kernel of its own.
-    ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``tf32``: on a GPU matmuls of
-    f32 may round their operands to TF32. ``rates``: what this CPU was measured to do, for the cost model.
+    ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``precision``: how matmuls of f32
+    are computed. ``rates``: what this CPU was measured to do, for the cost model.
     """
     unknown = disable - set(PASS_NAMES)
     if unknown or disable & _NEEDED:
         raise FusecError(f"can't disable {sorted(unknown or disable & _NEEDED)}; passes: {', '.join(PASS_NAMES)}")
     run = _Runner(disable, check)
     run.record("capture", graph)
-    graph, declined = _grouped(graph, run, target, threads=threads, tf32=tf32)
+    graph, declined = _grouped(graph, run, target, threads=threads, precision=precision)
     chooser = selector or default_selector(target, threads, rates)
 
     def choose(context: LoweringContext) -> LoweredGroup | Pieces:
@@ -107,7 +111,7 @@ def lower(
             return chooser.lower(context)
 
     program = run.timed("lower", lambda: assemble(graph, target, choose, chooser.report, declined))
-    program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
+    program = replace(program, choices=tuple(getattr(chooser, "measured", ())), precision=precision)
     if isinstance(chooser, Selector):
         program = run.timed("predict", lambda: predict(program, chooser.target, chooser.known, chooser.threads))
     else:
@@ -118,7 +122,7 @@ def lower(
 
 
 def _grouped(
-    captured: Graph, run: _Runner, target: str, *, threads: int | None, tf32: bool
+    captured: Graph, run: _Runner, target: str, *, threads: int | None, precision: Precision
 ) -> tuple[Graph, list[Declined]]:
     """The graph of kernels, and what was declined.
 
@@ -128,7 +132,7 @@ def _grouped(
     apart, late = frozenset[str](), frozenset[str]()
     while True:
         declined: list[Declined] = []
-        passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append, apart=apart, late=late)
+        passes = graph_passes(target, threads=threads, precision=precision, log=declined.append, apart=apart, late=late)
         graph = captured
         for name in PASS_NAMES[:-1]:
             graph = run(name, passes[name], graph)
@@ -146,7 +150,7 @@ def graph_passes(
     target: str = "cpu",
     *,
     threads: int | None = None,
-    tf32: bool = False,
+    precision: Precision = "ieee",
     log: Callable[[Declined], None] = lambda declined: None,
     apart: frozenset[str] = frozenset(),
     late: frozenset[str] = frozenset(),
@@ -168,6 +172,8 @@ def graph_passes(
         "canonicalize": lambda g: canonicalize(g, log=log),
         # Scalars known now are constants; comparisons of indices that are decided are gone.
         "fold": fold,
+        # Matmuls of f32 have operands of the half type that was asked for.
+        "products": lambda g: lower_products(g, DTYPES[precision]) if precision in ("bf16", "f16") else g,
         # Equal work is done once.
         "cse": cse,
         # Nothing is left that no output needs.
@@ -179,7 +185,7 @@ def graph_passes(
         "lower_argreduce": lambda g: lower_argreduce(sink_gathers(pick_in_rows(g)) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
-        "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
+        "precision": lambda g: set_precision(g, tf32=precision == "tf32" and gpu, doubles=not gpu),
         # A window of few elements is reduced by a map; on a CPU a matmul of one row a batch is a sum like any other.
         "vectors": lambda g: open_windows(g if gpu else open_vectors(g), blocked=gpu),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.

@@ -330,7 +330,7 @@ def test_options_are_checked() -> None:
         fusec.jit(fallback="maybe")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="tune"):
         fusec.jit(tune="hard")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="'ieee' or 'tf32'"):
+    with pytest.raises(ValueError, match="'ieee', 'tf32', 'bf16' or 'f16'"):
         fusec.jit(precision="fast")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="static= names y; <lambda> takes x"):
         fusec.jit(static="y")(lambda x: x)

@@ -108,6 +108,8 @@ def capture(
     with recorder:
         with nullcontext() if recording is None else recording.running():
             result = _run(f, trace, fakes, TensorSnapshots((*references.tensors, *leaves)))
+        if off is not None:
+            off.returned(result)
         if off is not None and off.turned_on:
             raise UnsupportedOpError("the function turns gradients on where they are off", trace.emitter.location)
         known = given.known if edits and recording is None else {}

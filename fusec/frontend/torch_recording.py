@@ -199,15 +199,40 @@ class GradientsOff:
 
     def __init__(self) -> None:
         self.turned_on = False
+        self._kept: list[torch.Tensor] = []
 
     def input(self, fake: torch.Tensor, real: torch.Tensor, source: Source, name: str) -> None:
         pass
 
     def call(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, fake: Fake) -> None:
         """Notes where the function turns gradients on, and what it computes from an input requires one."""
-        if torch.is_grad_enabled():
-            taken = tensors_in((list(args), list(kwargs.values())))
-            self.turned_on = self.turned_on or any(requires_grad(fake(t)) for t in taken)
+        if not torch.is_grad_enabled():
+            return
+        taken = [fake(t) for t in tensors_in((list(args), list(kwargs.values())))]
+        if _is_kept_by_autocast(func, args, taken):
+            self._kept.append(fake(result))
+        else:
+            self.turned_on |= any(requires_grad(t) or self._is_kept(t) for t in taken)
+
+    def returned(self, result: Any) -> None:
+        """Notes a result that requires a gradient because PyTorch made it so for its cache."""
+        self.turned_on |= any(map(self._is_kept, tensors_in([result])))
+
+    def _is_kept(self, tensor: torch.Tensor) -> bool:
+        return any(tensor is kept for kept in self._kept)
+
+
+def _is_kept_by_autocast(func: OpOverload, args: Sequence[Any], taken: Sequence[torch.Tensor]) -> bool:
+    """Whether a call under gradients may be autocast's own: it casts weights so for its cache, whatever the mode.
+
+    While it casts, autocast is off.
+    """
+    if func is not torch.ops.aten.to.dtype or not torch.is_autocast_cache_enabled() or not taken:
+        return False
+    device = taken[0].device.type
+    if torch.is_autocast_enabled(device) or not requires_grad(taken[0]):
+        return False
+    return len(args) > 1 and args[1] is torch.get_autocast_dtype(device)
 
 
 def _is_read(node: fx.Node) -> bool:

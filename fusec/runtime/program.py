@@ -14,6 +14,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Port
 from fusec.ir.types import Dim, TensorType
 from fusec.location import Location
+from fusec.options import Precision
 from fusec.tile.kernel import Kernel
 
 SlotKind = Literal["input", "output", "workspace", "packed", "extern", "view", "constant"]
@@ -127,6 +128,7 @@ class Program:
     """Slots, kernels and steps. ``outputs`` are slots, one per graph output, in order.
 
     ``output_ports[k].mutates`` names an input that must receive output ``k`` in place, after all steps.
+    ``precision``: how it was asked to compute matmuls of f32.
     ``overhead``: predicted seconds of a call besides its kernels; on a GPU less than 0 where one's launch hides behind
     another.
     """
@@ -144,6 +146,7 @@ class Program:
     declined: tuple[Declined, ...] = ()
     choices: tuple[Choice, ...] = ()
     overhead: float = 0.0
+    precision: Precision = "ieee"
 
 
 class Stages(Mapping[str, str]):

@@ -14,6 +14,7 @@ from fusec.ir.index_text import parse_index
 from fusec.ir.nodes import InputRole, Port
 from fusec.ir.types import DTYPES, Dim, TensorType
 from fusec.location import Location
+from fusec.options import PRECISIONS, Precision
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
@@ -46,6 +47,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
         "declined": [[d.rule, d.reason, _location_to(d.location, numbers)] for d in program.declined],
         "choices": [[c.group, c.chosen, c.measured] for c in program.choices],
         "overhead": program.overhead,
+        "precision": program.precision,
         "locations": [[location.file, location.line] for location in numbers],
     }
 
@@ -74,6 +76,7 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
             tuple(Declined(str(d[0]), str(d[1]), _location_from(d[2], locations)) for d in data["declined"]),
             tuple(map(_choice_from, data["choices"])),
             float(data.get("overhead", 0.0)),
+            _precision_from(data.get("precision", "ieee")),
         )
         _check(program)
     except ArtifactError:
@@ -112,6 +115,12 @@ def _check(program: Program) -> None:
 
 
 # Parts
+
+
+def _precision_from(data: Json) -> Precision:
+    if data not in PRECISIONS:
+        raise ArtifactError(f"there is no precision {str(data)[:40]!r}")
+    return cast(Precision, data)
 
 
 def _numbers(values: Sequence[Any]) -> tuple[int, ...]:

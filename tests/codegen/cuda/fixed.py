@@ -42,6 +42,6 @@ class Fixed(GpuSelector):
 def lowered(graph: Graph, schedule: GpuSchedule, target: str) -> Kernel:
     """The graph's only kernel."""
     selector = Fixed(gpu_target(target), schedule=schedule)
-    (kernel,) = lower(graph, target, tf32=True, selector=selector).program.kernels
+    (kernel,) = lower(graph, target, precision="tf32", selector=selector).program.kernels
     verify(kernel)
     return kernel

@@ -211,6 +211,6 @@ def test_two_products() -> None:
     ],
 )
 def test_refused(text: str, reason: str) -> None:
-    program = lower(parse(text), "cuda:sm_90", tf32=True, selector=Fixed(SM_90, schedule=TOGETHER)).program
+    program = lower(parse(text), "cuda:sm_90", precision="tf32", selector=Fixed(SM_90, schedule=TOGETHER)).program
     assert not any(isinstance(k.template, HopperGemm) for k in program.kernels)
     assert any(reason in d.reason for d in program.declined)

@@ -99,5 +99,5 @@ def test_two_products() -> None:
 @pytest.mark.parametrize("dtype", ["f64", "i32"])
 def test_refused(dtype: str) -> None:
     text = product("96, 64", "64, 128", "contract=[1]x[0]", "96, 128", dtype)
-    program = lower(parse(text), "cuda:sm_80", tf32=True, selector=Fixed(SM_80, schedule=SQUARE)).program
+    program = lower(parse(text), "cuda:sm_80", precision="tf32", selector=Fixed(SM_80, schedule=SQUARE)).program
     assert any(f"tensor cores multiply no {dtype}" in d.reason for d in program.declined)

@@ -136,7 +136,9 @@ def test_no_descriptor_for_rows_off_sixteen_bytes() -> None:
 
 def test_tf32_is_for_those_who_ask() -> None:
     graph = parse(linear(256, 64, 128, "f32"))
-    plain, rounded = (lower(graph, "cuda:sm_90", tf32=t).program.kernels for t in (False, True))
+    plain, rounded = (
+        lower(graph, "cuda:sm_90", precision="tf32" if t else "ieee").program.kernels for t in (False, True)
+    )
     target = gpu_target("cuda:sm_90")
     (exact,), (fast,) = module_source(plain, target).kernels, module_source(rounded, target).kernels
     assert '"ieee"' in exact.text

@@ -28,7 +28,7 @@ SMALL = HopperGemmSchedule(128, 64, 64, 2, Pipeline(1, 1, 4, False))
 
 def context_of(text: str, *, tf32: bool = False) -> LoweringContext:
     """Of the group with the dot."""
-    graph = lower(parse(text), "cuda:sm_90", tf32=tf32).graph
+    graph = lower(parse(text), "cuda:sm_90", precision="tf32" if tf32 else "ieee").graph
     fused = [op for op in graph.ops if isinstance(op.attributes, FusedAttributes)]
     (op,) = (op for op in fused if any(o.name == "dot" for o in op.attributes.body.ops))  # type: ignore[union-attr]
     return LoweringContext(op, {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}, "g")
