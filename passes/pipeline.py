@@ -26,6 +26,7 @@ from fusec.passes.fuse import fuse
 from fusec.passes.group_rows import group_rows
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.indices import check_indices, note_indices
+from fusec.passes.loops.roll import roll_loops
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
@@ -60,6 +61,7 @@ PASS_NAMES = (
         "lookups",
         "aliases",
         "writes",
+        "loops",
         "canonicalize",
         "fold",
         "products",
@@ -168,6 +170,8 @@ def graph_passes(
         "aliases": hold_aliases,
         # What is left of updates is written in an input's memory, by a kernel.
         "writes": lambda g: open_writes(g, several=gpu, but=late),
+        # Steps of a recurrence are one op: no pass behind this one takes longer for a longer loop.
+        "loops": roll_loops,
         # One spelling for each idea: composites opened, views composed, contractions as `dot`.
         "canonicalize": lambda g: canonicalize(g, log=log),
         # Scalars known now are constants; comparisons of indices that are decided are gone.

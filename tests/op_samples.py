@@ -181,6 +181,11 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         name: many(Sample((_X,), ScanAttributes(1)), Sample((_X,), ScanAttributes(0, True)))
         for name in ("cumprod", "cummax", "cummin", "logcumsumexp")
     },
+    "recurrence": many(
+        Sample((_X, _X, t(f32, 2, 1)), ScanAttributes(1)),
+        Sample((t(bf16, B, 4), t(bf16, B, 4), t(bf16, 1, 4)), ScanAttributes(0, True)),
+        Sample((_INT, _INT, t(i32, 1, 3)), ScanAttributes(0), below=4),
+    ),
     "dot": many(
         Sample((t(f32, B, 4), t(f32, 5, 4)), DotAttributes((1,), (1,))),
         Sample((t(bf16, 2, 3, 4), t(bf16, 2, 4, 5)), DotAttributes((2,), (1,), (0,), (0,), f32)),

@@ -242,7 +242,7 @@ class _Emitter(Scalars):
             if not isinstance(s, Map | Store | Reduce | Scan):
                 continue
             self.domain = s.domain
-            for load in loads(s.value):
+            for load in (x for value in (s.values if isinstance(s, Scan) else (s.value,)) for x in loads(value)):
                 plain = load.buffer.space == "parameter" and not load.gathers
                 if plain and (self._is_own(load) or not isinstance(s, Store)):
                     self._read(load)
@@ -442,7 +442,12 @@ class _Emitter(Scalars):
         value = self.once(text, "scanned")
         function = _NAN_SCAN[s.op] if s.op in _NAN_SCAN and dtype.is_float else _SCAN[s.op]
         carry, before, running = self.names[s.carry.buffer], self._tile(s.carry), self.unique("running")
-        if s.op == "logaddexp":
+        if s.factor is not None:
+            if s.domain[axis].extent != 1:
+                raise LoweringError("a block takes one position of a recurrence at a time")
+            factor = self.once(f"tl.broadcast_to({self.scalar(s.factor)}, [{shape}]).to({type_name(dtype)})", "factor")
+            self.line(f"{running} = {factor} * {before} + {value}")
+        elif s.op == "logaddexp":
             ones = f"tl.full([{shape}], 1.0, {type_name(dtype)})"
             pair = f"tl.associative_scan(({value}, {ones}), {axis}, _exponentials, reverse={s.reverse})"
             self.line(f"{running}_max, {running}_sum = {pair}")

@@ -302,8 +302,10 @@ def _needs_int64(statement: Statement) -> bool:
     match statement:
         case Grid():
             return prod(max(it.extent, 1) for it in statement.iters) >= _LARGE
-        case Map() | Store() | Reduce() | Scan():
+        case Map() | Store() | Reduce():
             return any(it.extent >= _LARGE for it in statement.domain) or _has_large_value(statement.value)
+        case Scan():
+            return any(it.extent >= _LARGE for it in statement.domain) or any(map(_has_large_value, statement.values))
         case Dot():
             return any(it.extent >= _LARGE for it in (statement.m, statement.n, statement.k))
         case Loop():

@@ -34,17 +34,26 @@ def _across(context: Context, code: Code, numbers: Numbers, statement: Scan) -> 
     """The lanes of one position after those of the one before, which the carry holds."""
     monoid, carry = Monoid(statement.op, statement.carry.dtype), statement.carry
     last = statement.domain[-1]
-    lanes = lane_count(context, last, (statement.value, carry), carry.dtype)
+    lanes = lane_count(context, last, (*statement.values, carry), carry.dtype)
 
     def body(points: Points) -> None:
         value = coerce(points.code, points.value(statement.value), carry.dtype)
-        total = monoid.combine(points.code, value, points.value(carry))
+        total = monoid.combine(points.code, value, _before(points, statement))
         points.store(carry.buffer, tuple(map(_plain, carry.index)), total)
         points.store(statement.target, statement.index, coerce(points.code, total, statement.target.dtype))
 
     along = next(it for it in statement.domain if it.var is statement.along)
     others = [it for it in statement.domain[:-1] if it is not along]
     outer_loops(context, code, [*others, along], lambda c: lane_loop(context, c, numbers, last, lanes, body))
+
+
+def _before(points: Points, statement: Scan) -> Value:
+    """What came before a point, as it counts there."""
+    carry = points.value(statement.carry)
+    if statement.factor is None:
+        return carry
+    factor = coerce(points.code, points.value(statement.factor), statement.carry.dtype)
+    return points.code.mul(factor, carry)
 
 
 def _upward(statement: Scan) -> Scan:
@@ -55,7 +64,8 @@ def _upward(statement: Scan) -> Scan:
     count = along.extent if along.limit is None else ix.minimum(along.extent, along.limit)
     down: dict[ix.Symbol, Index] = {along.var: ix.sub(ix.sub(count, 1), along.var)}
     index = tuple(substitute(i, down) for i in statement.index)
-    return replace(statement, index=index, value=reindex(statement.value, down), reverse=False)
+    factor = None if statement.factor is None else reindex(statement.factor, down)
+    return replace(statement, index=index, value=reindex(statement.value, down), factor=factor, reverse=False)
 
 
 def _plain(i: Subscript) -> Index:
@@ -71,7 +81,8 @@ class _Along:
         self.monoid = Monoid(statement.op, statement.carry.dtype)
         self.last = statement.domain[-1]
         values = (statement.value, statement.carry, *(IndexValue(i) for i in statement.index))
-        self.lanes = lane_count(context, self.last, values, statement.carry.dtype)
+        in_order = statement.factor is not None
+        self.lanes = 1 if in_order else lane_count(context, self.last, values, statement.carry.dtype)
 
     def write(self, code: Code) -> None:
         if self.lanes == 1:
@@ -166,7 +177,7 @@ class _Along:
         return value
 
     def _one_by_one(self, code: Code) -> None:
-        """A row of one element, or on vectors of one lane."""
+        """A row of one element, on vectors of one lane, or in order."""
         statement = _upward(self.statement)
         dtype = self.context.index_type
         counter = tir.variable(code.fresh(self.last.var.name), dtype)
@@ -174,7 +185,7 @@ class _Along:
         self.context.loops[self.last.var] = counter
         points = Points(self.context, inner, self.numbers, None, None)
         value = coerce(inner, points.value(statement.value), statement.carry.dtype)
-        total = self.monoid.combine(inner, value, points.value(statement.carry))
+        total = self.monoid.combine(inner, value, _before(points, statement))
         points.store(statement.carry.buffer, tuple(map(_plain, statement.carry.index)), total)
         points.store(statement.target, statement.index, coerce(inner, total, statement.target.dtype))
         code.append(tir.loop(counter, iter_count(self.context, self.last), inner.statements, dtype=dtype))

@@ -140,6 +140,8 @@ def _function(op: Op, device: str) -> Function:
             return _reduction(op.definition.reduction, axes, op.result.type.dtype)
         case ArgReduceAttributes(axis=axis):
             return _search(op.name, axis)
+        case ScanAttributes() if op.name == "recurrence":
+            return _recurrence(op.attributes)
         case ScanAttributes():
             return _scan(op.name, op.attributes)
         case DotAttributes():
@@ -165,6 +167,20 @@ def _scan(name: str, attributes: ScanAttributes) -> Function:
         return cast(Tensor, getattr(torch, name)(x, axis))
 
     return (lambda x: run(x.flip(axis)).flip(axis)) if attributes.reverse else run
+
+
+def _recurrence(attributes: ScanAttributes) -> Function:
+    axis = attributes.axis
+
+    def run(x: Tensor, factor: Tensor, start: Tensor) -> Tensor:
+        before, found = start.select(axis, 0), torch.empty_like(x)
+        order = range(x.shape[axis])
+        for t in reversed(order) if attributes.reverse else order:
+            before = factor.select(axis, t) * before + x.select(axis, t)
+            found.select(axis, t).copy_(before)
+        return found
+
+    return run
 
 
 def _mover(op: Op, shape: tuple[int, ...]) -> Function:

@@ -209,7 +209,15 @@ class _Interpreter:
         value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(dtype)
         value = np.concatenate([before, np.flip(value, axis) if statement.reverse else value], axis)
         ufunc = monoid_of(statement.op).ufunc
-        _, found = np.split(ufunc.accumulate(value, axis=axis, dtype=dtype), [1], axis)
+        if statement.factor is None:
+            _, found = np.split(ufunc.accumulate(value, axis=axis, dtype=dtype), [1], axis)
+        else:
+            factor = np.broadcast_to(self._value(statement.factor, domain), domain.shape).astype(dtype)
+            factor = np.moveaxis(np.flip(factor, axis) if statement.reverse else factor, axis, 0)
+            running = np.moveaxis(value, axis, 0).copy()
+            for t, each in enumerate(factor):
+                running[t + 1] = ufunc(each * running[t], running[t + 1])
+            found = np.moveaxis(running[1:], 0, axis)
         last = np.take(found, [-1], axis)
         found = np.flip(found, axis) if statement.reverse else found
         self._write(statement.target, _indices(statement.index, domain.symbols, domain.shape), found)

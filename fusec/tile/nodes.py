@@ -145,6 +145,9 @@ class Scan:
 
     Up to a point are those from the first on or, ``reverse``, from the last one. ``carry``: scratch that does not use
     ``along``, set before. All are combined in its dtype, in any grouping, and converted to the target's.
+
+    With a ``factor`` what came before is multiplied with it at each point: ``carry = op(factor * carry, value)``, one
+    point after another.
     """
 
     domain: tuple[Iter, ...]
@@ -155,6 +158,12 @@ class Scan:
     value: ScalarExpr
     carry: Load
     reverse: bool = False
+    factor: ScalarExpr | None = None
+
+    @property
+    def values(self) -> tuple[ScalarExpr, ...]:
+        """What is read at each point besides the carry."""
+        return (self.value,) if self.factor is None else (self.value, self.factor)
 
 
 @dataclass(frozen=True)

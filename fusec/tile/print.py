@@ -138,7 +138,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Scan():
             written = f"{statement.target.name}[{_subscripts(statement.index)}], {print_scalar(statement.carry)}"
             along = f" {'down' if statement.reverse else 'along'} {statement.along}"
-            value = f"{statement.op}({print_scalar(statement.value)})"
+            value = f"{statement.op}({', '.join(map(print_scalar, statement.values))})"
             return [f"{pad}scan {written} <- {value}{along}{_for(statement.domain)}"]
         case SoftmaxExp():
             return [pad + _softmax_exp(statement)]

@@ -179,7 +179,8 @@ class _Verifier:
         inner = self.domain(statement.domain, bound)
         self.access(statement.target, statement.index, known, inner, statement.domain)
         self.scalar(statement.carry, known, inner, statement.domain)
-        self.scalar(statement.value, known, inner, statement.domain)
+        for value in statement.values:
+            self.scalar(value, known, inner, statement.domain)
         if statement.along not in {it.var for it in statement.domain}:
             self.fail(f"it runs along {statement.along}, which is no iterator of its own")
         if statement.along in statement.carry.symbols:

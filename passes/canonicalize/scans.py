@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import ScanAttributes, SliceAttributes
-from fusec.ir.nodes import Op
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
@@ -25,8 +25,26 @@ def flip_of_scan_of_flip(r: Rewriter) -> Outcome:
         return None
     if not _flips(r.op, axis):
         return None
+    others: list[Value] = []
+    if scan.name == "recurrence":
+        factor = r.producer(scan.operands[1], "slice")
+        factors = scan.operands[1]
+        if factor is not None and _flips(factor, axis):
+            factors = factor.operands[0]
+        elif not _same_along(r, factors, axis):
+            return None
+        others = [factors, scan.operands[2]]
     other_way = replace(attributes, reverse=not attributes.reverse)
-    return r.emit(scan.name, inner.operands[0], attributes=other_way)
+    return r.emit(scan.name, inner.operands[0], *others, attributes=other_way)
+
+
+def _same_along(r: Rewriter, value: Value, axis: int) -> bool:
+    """Whether all of a value along an axis is one element broadcast."""
+    made = r.producer(value, "broadcast")
+    if made is None:
+        return False
+    shape, at = made.operands[0].type.shape, axis - value.type.rank + made.operands[0].type.rank
+    return at < 0 or shape[at] == 1
 
 
 def _flips(cut: Op, axis: int) -> bool:

@@ -66,7 +66,7 @@ def group_work(body: Graph) -> LaneWork:
         elif op.definition.kind == "reduce":
             instructions += op.operands[0].type.most
         elif op.definition.kind == "scan":
-            instructions += SCANNED * op.operands[0].type.most
+            instructions += (2.0 if op.name == "recurrence" else SCANNED) * op.operands[0].type.most
     return LaneWork(instructions, specials)
 
 

@@ -184,12 +184,14 @@ class Counter:
         counts = [_count(it, values) for it in s.domain]
         dtype, lane = s.carry.dtype, s.domain[-1]
         lanes = lanes_of(s.value, dtype, self.target)
-        combine = INSTRUCTIONS.get(monoid_of(s.op).combine, 1)
-        times = log2(max(lanes, 2)) + 1 if lane.var is s.along else 1.0
-        computed = instructions(s.value, lane.var, self.target, dtype, halves=self.halves)
+        along = lane.var is s.along
+        lanes = 1 if along and s.factor is not None else lanes
+        combine = INSTRUCTIONS.get(monoid_of(s.op).combine, 1) + (s.factor is not None)
+        times = log2(lanes) + 1 if along and lanes > 1 else 1.0
+        computed = sum(instructions(v, lane.var, self.target, dtype, halves=self.halves) for v in s.values)
         vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
-        done = vectors * (computed + times * (combine + (lane.var is s.along)) + 2 + ITERATION)
-        touched = [*self._loads(s.value, s.domain, counts)]
+        done = vectors * (computed + times * (combine + along) + 2 + ITERATION)
+        touched = [touch for value in s.values for touch in self._loads(value, s.domain, counts)]
         touched += [_touch(x, s.domain, counts) for x in (Load(s.target, s.index), s.carry)]
         return Work(0.0, self._instructions(done + STATEMENT), touched)
 

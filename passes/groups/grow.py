@@ -12,6 +12,7 @@ from fusec.passes.groups.partition import (
     Partition,
     Position,
     elementwise_position,
+    pointwise,
     set_positions,
     view_in_group,
 )
@@ -129,10 +130,16 @@ def _consumer_position(group: Group, op: Op) -> Position | None:
     if kind == "reduce" and group.reduced is not None:
         whole = op.operands[0].type.shape == group.domain and op.expect(ReduceAttributes).axes == group.reduced
         return group.identity if whole and group.position.get(op.operands[0]) == group.identity else None
-    if kind == "scan" and op.attributes == group.scanned:
-        at = group.position.get(op.operands[0])
-        return group.identity if op.result.type.shape == group.domain and at == group.identity else None
+    if kind == "scan" and scans_with(group, op):
+        there = all(group.position.get(v) == group.identity for v in pointwise(op))
+        return group.identity if op.result.type.shape == group.domain and there else None
     return None
+
+
+def scans_with(group: Group, op: Op) -> bool:
+    """Whether a scan runs as those of the group do: along their axis, and in order where they do."""
+    in_order = op.name == "recurrence"
+    return op.attributes == group.scanned and all((a.name == "recurrence") == in_order for a in group.anchors)
 
 
 def grow_producers(

@@ -71,6 +71,11 @@ class Group:
         self.identity: Position = pure(settled(fresh_index("d", self.domain)))
 
 
+def pointwise(scan: Op) -> tuple[Value, ...]:
+    """What a scan reads at each of its points: a recurrence also its factors, and elsewhere what it starts from."""
+    return scan.operands[:2]
+
+
 class Partition:
     """Who owns which op, and the questions that fusions ask of a graph."""
 

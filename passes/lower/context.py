@@ -266,7 +266,7 @@ def buffers_in(block: Block) -> set[Buffer]:
             case Dot():
                 found.update(x.buffer for x in (s.accumulator, s.a, s.b))
             case Scan():
-                found.update(x.buffer for x in (s.carry, *loads(s.value)))
+                found.update(x.buffer for x in (s.carry, *(x for value in s.values for x in loads(value))))
                 found.add(s.target)
             case SoftmaxExp():
                 found.update(x.buffer for x in (s.weights, s.row_sum, *loads(s.score)))
@@ -297,7 +297,7 @@ def op_flops(op: Op) -> int:
     if kind == "elementwise":
         return op.definition.flops * op.result.type.most
     if kind in ("reduce", "scan"):
-        return op.operands[0].type.most
+        return op.operands[0].type.most * (2 if op.name == "recurrence" else 1)
     return 0
 
 

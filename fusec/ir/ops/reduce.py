@@ -8,10 +8,20 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes
-from fusec.ir.definition import Array, Arrays, OpDef, Types, define, require_axes, require_kind, widened
+from fusec.ir.definition import (
+    Array,
+    Arrays,
+    OpDef,
+    Types,
+    define,
+    require_axes,
+    require_kind,
+    require_same_dtype,
+    widened,
+)
 from fusec.ir.monoid import MONOIDS, SCANS, Monoid
 from fusec.ir.ops.shapes import without_axes
-from fusec.ir.types import ORDERED, i64
+from fusec.ir.types import NUMBER, ORDERED, i64
 
 
 def _reduction(monoid: Monoid) -> OpDef:
@@ -70,6 +80,34 @@ def _scan(name: str, monoid: Monoid) -> OpDef:
     return define(name, "scan", ScanAttributes, (1, 1), rule, reference, monoid=monoid)
 
 
+def _recurrence() -> OpDef:
+    """``y[t] = factor[t] * y[t - 1] + x[t]`` along an axis, of ``x``, ``factor`` and the ``y`` before the first."""
+
+    def rule(types: Types, attributes: ScanAttributes) -> Types:
+        x, factor, start = types
+        require_kind(types, NUMBER)
+        require_same_dtype(types)
+        require_axes((attributes.axis,), x)
+        if factor.shape != x.shape:
+            raise TypeRuleError(f"recurrence of {x} has factors {factor}: broadcast them to its shape")
+        before = tuple(1 if a == attributes.axis else n for a, n in enumerate(x.shape))
+        if start.shape != before:
+            raise TypeRuleError(f"{x} along axis {attributes.axis} starts from {list(before)}, not from {start}")
+        return (x,)
+
+    def reference(arrays: Arrays, attributes: ScanAttributes) -> Array:
+        x, factor, start = widened(arrays)
+        axis = attributes.axis
+        order = range(x.shape[axis])
+        found, before = np.empty_like(x), np.take(start, 0, axis)
+        x, factor, rows = (np.moveaxis(array, axis, 0) for array in (x, factor, found))
+        for t in reversed(order) if attributes.reverse else order:
+            before = rows[t] = factor[t] * before + x[t]
+        return found.astype(arrays[0].dtype, copy=False)
+
+    return define("recurrence", "scan", ScanAttributes, (3, 3), rule, reference, monoid=MONOIDS["sum"])
+
+
 REDUCE_OPS: tuple[OpDef, ...] = (
     *(_reduction(monoid) for monoid in MONOIDS.values()),
     _search("argmax", np.argmax),
@@ -79,4 +117,5 @@ REDUCE_OPS: tuple[OpDef, ...] = (
     _scan("cummax", MONOIDS["max"]),
     _scan("cummin", MONOIDS["min"]),
     _scan("logcumsumexp", SCANS["logaddexp"]),
+    _recurrence(),
 )

@@ -11,9 +11,9 @@ from fusec.passes.families.languages import stream_of
 from fusec.passes.families.scan.cpu import lower_scan
 from fusec.passes.families.scan.gpu import lower_scan as lower_gpu_scan
 from fusec.passes.families.scan.match import match_scans
-from fusec.passes.families.scan.rows import attributes_of, independent, runs_across, scans_of
+from fusec.passes.families.scan.rows import attributes_of, in_order, independent, runs_across, scans_of
 from fusec.passes.families.scan.schedule.cpu import ScanSchedule, across_schedule, along_schedule
-from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule, scan_candidates
+from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule, recurrence_candidates, scan_candidates
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 
@@ -45,7 +45,9 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     largest = max(context.body.inputs, key=lambda v: v.type.most, default=result)
     bits, stream = largest.type.dtype.bits, stream_of(context.body)
     found: list[GpuSchedule] = []
-    if machine.triton:
+    if machine.triton and in_order(context):
+        found += recurrence_candidates(rows, stream, machine.target, across=across, outer=outer)
+    elif machine.triton:
         dear = any(op.definition.reduction.combine == "logaddexp" for op in scans_of(context))
         found += scan_candidates(
             rows,

@@ -6,7 +6,7 @@ from fusec.ir.monoid import ReduceOp
 from fusec.ir.types import DType
 from fusec.passes.families.scan.rows import Cut, ScanRows
 from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule
-from fusec.passes.lower.blocks import ROW_BLOCKS
+from fusec.passes.lower.blocks import ROW_BLOCKS, WALKING_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import Grid, Iter, Statement
 
@@ -18,7 +18,8 @@ def lower_scan(context: LoweringContext, schedule: GpuScanSchedule) -> LoweredGr
     code = [s for op in rows.scans for s in rows.carry(op)]
     if schedule.parts == 1:
         grid = _grid(rows, [*code, *rows.chunks(rows.scanned())])
-        return context.finish("scan", (grid,), schedule.describe(), ROW_BLOCKS)
+        traits = WALKING_BLOCKS if schedule.chunk == 1 else ROW_BLOCKS
+        return context.finish("scan", (grid,), schedule.describe(), traits)
     totals = rows.totals()
     before = [*code, *rows.chunks([s for op in rows.scans for s in rows.reduced(op)])]
     before += [rows.leave(op, totals[op]) for op in rows.scans]

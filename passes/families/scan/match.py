@@ -6,8 +6,16 @@ from fusec.ir.attributes import ScanAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op
-from fusec.passes.groups.grow import Log, absorb_upstream, at_least, grow_consumers, grow_producers, is_cheap
-from fusec.passes.groups.partition import Group, Partition
+from fusec.passes.groups.grow import (
+    Log,
+    absorb_upstream,
+    at_least,
+    grow_consumers,
+    grow_producers,
+    is_cheap,
+    scans_with,
+)
+from fusec.passes.groups.partition import Group, Partition, pointwise
 from fusec.passes.outputs import is_call
 
 
@@ -18,7 +26,8 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
             continue
         group = Group("scan", op.result.type.shape)
         _seed(partition, group, op)
-        absorb_upstream(partition, group, op.operands[0])
+        for value in pointwise(op):
+            absorb_upstream(partition, group, value)
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         grow_consumers(partition, group, log)
@@ -28,7 +37,8 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
 def _seed(partition: Partition, group: Group, op: Op) -> None:
     group.scanned = op.expect(ScanAttributes)
     group.anchors.append(op)
-    group.position[op.operands[0]] = group.position[op.result] = group.identity
+    for value in (*pointwise(op), op.result):
+        group.position[value] = group.identity
     partition.add(group, [op])
 
 
@@ -36,10 +46,11 @@ def _join_siblings(partition: Partition, group: Group) -> None:
     """Another scan of a value that this group reads or makes joins it."""
     read = {v for inner in group.ops for v in (*partition.sources(inner), *inner.results)}
     for op in partition.graph.ops:
-        if op in partition.owner or op.attributes != group.scanned or op.result.type.shape != group.domain:
+        if op in partition.owner or not scans_with(group, op) or op.result.type.shape != group.domain:
             continue
-        source = op.operands[0]
-        if is_call(op) or source not in read or group.position.get(source, group.identity) != group.identity:
+        if is_call(op) or not any(v in read for v in pointwise(op)):
+            continue
+        if any(group.position.get(v, group.identity) != group.identity for v in pointwise(op)):
             continue
         if not partition.would_cycle(group.ops, op):
             _seed(partition, group, op)

@@ -17,7 +17,7 @@ from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.families.row.cpu import is_map, merge_axes, reduced_is_innermost
-from fusec.passes.groups.partition import Group, positions_of, set_positions
+from fusec.passes.groups.partition import Group, pointwise, positions_of, set_positions
 from fusec.passes.lower.context import LoweringContext, element_flops, expect_index, position_at, prefer_index
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Scan, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
@@ -60,8 +60,15 @@ def runs_across(context: LoweringContext) -> bool:
     return not reduced_is_innermost(context, op, shape, retained)
 
 
+def in_order(context: LoweringContext) -> bool:
+    """Whether positions are taken one after another: the group's scans are recurrences."""
+    return any(op.name == "recurrence" for op in scans_of(context))
+
+
 def independent(context: LoweringContext) -> bool:
-    """Whether no scan needs another one's result: rows can then be cut into parts."""
+    """Whether no scan needs another one's result, and none runs in order: rows can then be cut into parts."""
+    if in_order(context):
+        return False
     made: set[Value] = set()
     for op in context.body.ops:
         reads = not made.isdisjoint(op.operands)
@@ -164,9 +171,12 @@ class ScanRows:
     def carry(self, op: Op) -> list[Statement]:
         """Sets up a scan's carry: nothing so far."""
         dtype, monoid = self.wide(op.definition.reduction.name, op.result.type.dtype), op.definition.reduction
+        first: ScalarExpr = Const(monoid.identity(dtype), dtype)
+        if op.name == "recurrence":  # no term is lost to a larger sum, as in a running sum
+            dtype = op.result.type.dtype.accumulator
+            first = self.element(op.operands[2], tuple(substitute(i, {self.e: 0}) for i in self.point))
         self.carries[op] = carry = self.of_rows(self.context.unique("carry"), dtype)
-        start = Map(self.row_domain, carry, self.row_index, Const(monoid.identity(dtype), dtype))
-        return [Alloc(carry), start]
+        return [Alloc(carry), Map(self.row_domain, carry, self.row_index, first)]
 
     def chunks(self, body: list[Statement]) -> list[Statement]:
         """The statements of all chunks of a row, or of a part."""
@@ -180,14 +190,16 @@ class ScanRows:
         for op in self.scans:
             code += self._hold(op.operands[0])
             made = self.tile(self.context.name_of(op.result), op.result.type.dtype.accumulator)
-            code += [Alloc(made), self.scan(op, made, self.element(op.operands[0]))]
+            factor = self.element(op.operands[1]) if op.name == "recurrence" else None
+            code += [Alloc(made), self.scan(op, made, self.element(op.operands[0]), factor)]
             self._leaf(op.result, made)
         return [*code, *(self._store(value) for value in self.context.body.outputs)]
 
-    def scan(self, op: Op, made: Buffer, element: ScalarExpr) -> Scan:
+    def scan(self, op: Op, made: Buffer, element: ScalarExpr, factor: ScalarExpr | None = None) -> Scan:
         """A scan of a chunk into scratch."""
         carry, name = Load(self.carries[op], self.row_index), op.definition.reduction.name
-        return Scan(self.domain, self.along.var, made, self.index, name, element, carry, self.attributes.reverse)
+        down = self.attributes.reverse
+        return Scan(self.domain, self.along.var, made, self.index, name, element, carry, down, factor)
 
     def reduced(self, op: Op) -> list[Statement]:
         """Adds a chunk to a scan's carry."""
@@ -266,8 +278,10 @@ def _group_of(context: LoweringContext, scans: list[Op]) -> Group:
     """The positions of a scan group's values over the domain."""
     group = Group("scan", scans[0].result.type.shape)
     for op in scans:
-        group.position[op.operands[0]] = group.position[op.result] = group.identity
+        for value in (*pointwise(op), op.result):
+            group.position[value] = group.identity
     for op in scans:
-        set_positions(group, op.operands[0], context.producers, is_map)
+        for value in pointwise(op):
+            set_positions(group, value, context.producers, is_map)
     positions_of(context.body, group)
     return group

@@ -42,6 +42,18 @@ def chain(rows: int, length: int) -> str:
 }}"""
 
 
+def recurrence(shape: tuple[int, ...], axis: int, dtype: str = "f32", *, reverse: bool = False) -> str:
+    """Factors and what is added are made by maps, the result is read by one."""
+    t, start = f"{dtype}{list(shape)}", f"{dtype}{[1 if a == axis else n for a, n in enumerate(shape)]}"
+    return f"""graph @recurrence(%x: {t}, %a: {t}, %h: {start}) {{
+  %f = sin(%a) : {t}
+  %e = abs(%x) : {t}
+  %s = recurrence(%e, %f, %h) {{axis={axis}, reverse={str(reverse).lower()}}} : {t}
+  %y = mul(%s, %x) : {t}
+  return %y
+}}"""
+
+
 def columns(m: int, n: int, reverse: bool) -> str:
     """Along a strided axis of a transposed view."""
     return f"""graph @columns(%x: f32[{m}, {n}]) {{
@@ -71,6 +83,10 @@ CASES = {
     "cumsum of a long row": scan("cumsum", (2, 20000), 1),
     "cumsum of long columns": plain("cumsum", (1500, 3), 0, "f32"),
     "cummax and its positions": chain(5, 300),
+    "recurrence": recurrence((7, 100), 0),
+    "recurrence of rows down": recurrence((9, 17), 1, reverse=True),
+    "recurrence between": recurrence((3, 20, 130), 1, "bf16"),
+    "recurrence f64": recurrence((5, 3), 0, "f64", reverse=True),
     "cumsum of a transposed view": columns(65, 33, False),
     "cumsum down a transposed view": columns(65, 33, True),
 }

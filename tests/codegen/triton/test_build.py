@@ -53,7 +53,8 @@ def test_what_the_interpreter_forgives_compiles(name: str) -> None:
 
 @pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
 @pytest.mark.parametrize(
-    "name", ["logcumsumexp of rows", "cumsum between", "cumsum i64", "cumprod u8", "cummin of rows"]
+    "name",
+    ["logcumsumexp of rows", "cumsum between", "cumsum i64", "cumprod u8", "cummin of rows", "recurrence between"],
 )
 def test_scans_compile(name: str, target: str) -> None:
     kernels = lower(parse(SCANS[name]), target).program.kernels

@@ -60,6 +60,26 @@ RATE = 0.9
 """What scans reach of memory's rate, as a first guess."""
 
 
+IN_ORDER = (128, 64, 32, 256)
+"""Rows side by side that a block of a recurrence takes, a row for each thread."""
+
+AHEAD = 4
+"""Positions of a recurrence whose loads are on their way."""
+
+
+def recurrence_candidates(
+    rows: int, stream: Stream, target: GpuTarget, *, across: bool, outer: int
+) -> list[GpuScanSchedule]:
+    """Schedules of recurrences, whose positions come one after another: a thread has a row."""
+    widths = dict.fromkeys(min(n, max(32, pow2(max(rows // max(outer, 1), 1)))) for n in IN_ORDER)
+    made = []
+    for beside in widths:
+        blocks = outer * ceil(rows / max(outer, 1) / beside) if across else ceil(rows / beside)
+        seconds = _seconds(blocks, 1, stream, target)
+        made.append(GpuScanSchedule(beside, 1, Launch(max(1, beside // 32), AHEAD), across, 1, seconds))
+    return made
+
+
 def scan_candidates(
     rows: int,
     length: int,

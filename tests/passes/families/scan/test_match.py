@@ -70,3 +70,17 @@ def test_bools_stay_the_library_s() -> None:
         return %s
     }""")
     assert group_kinds(run.lowered) == []
+
+
+def test_recurrences_of_each_other_are_one_kernel_and_sums_beside_them_another() -> None:
+    run = check(
+        """graph @g(%x: f32[12, 30], %a: f32[12, 30], %h: f32[1, 30]) {
+        %f = tanh(%a) : f32[12, 30]
+        %s = recurrence(%x, %f, %h) {axis=0} : f32[12, 30]
+        %t = recurrence(%s, %f, %h) {axis=0} : f32[12, 30]
+        %c = cumsum(%x) {axis=0} : f32[12, 30]
+        return %t, %c
+    }""",
+        slack=4,
+    )
+    assert sorted(run.kernels) == ["scan", "scan"]
