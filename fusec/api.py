@@ -353,13 +353,16 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
     return loading.load(path, weights=weights)
 
 
-def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) -> str:
+def explain(function: Any, /, *args: Any, measure: bool = False, errors: bool = False, **kwargs: Any) -> str:
     """How calls of a function with these arguments run now, and what becomes of them: the kernels, what each fused,
     what was not fused and why.
 
     Of a function that :func:`jit` made the plan that such calls have is told, or that there is none yet, and the calls
     that ran as written; without arguments, all its plans. One that ``torch.compile`` made is compiled and run anew, and
     the report is on each graph that fusec was given, and on graph breaks. With ``measure`` the kernels are run on the
-    arguments and timed. Raises nothing: what stands against it is in the text.
+    arguments and timed. With ``errors`` the results are held against the same graph in float64, and so are those of the
+    code as written, which runs once: the largest error, that over the largest exact value, and the largest in units in
+    the last place of each element. What the call changes is changed back. Raises nothing: what stands against it is in
+    the text.
     """
-    return explain_function(function, args, kwargs, measure=measure)
+    return explain_function(function, args, kwargs, measure=measure, errors=errors)

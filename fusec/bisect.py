@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 
 from fusec import config
+from fusec.accuracy import as_numpy, library_calls
 from fusec.build import compile_module, gpu_selector, kernel_digests, target_of
 from fusec.errors import FusecError
-from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.nodes import Op, Port, Value
-from fusec.ir.types import contiguous_strides, dtype_of
+from fusec.ir.types import contiguous_strides
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.lower.program import assemble
 from fusec.passes.pipeline import OPTIONAL, PASS_NAMES, default_selector, graph_passes
 from fusec.progress import Done, bar
 from fusec.reproducer import Reproducer
 from fusec.runtime.adapters import load_arrays
-from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable
 from fusec.target.gpu import is_gpu
@@ -121,16 +120,7 @@ class _Search:
                 yield name, step
 
     def interpret(self, graph: Graph, inputs: Sequence[Array], *, exact: bool = True) -> list[Array]:
-        return interpret(graph, inputs, float64=exact, extern=self._extern)
-
-    def _extern(self, attributes: ExternAttributes, operands: Sequence[Array]) -> list[Array]:
-        """A library call, in the dtypes that it was captured with where they are not wider here."""
-        given = [self.arrays.from_numpy(np.array(a, order="C"), dtype_of(a.dtype)) for a in operands]
-        return [self.as_numpy(result) for result in bind_call(attributes, self.library)(*given)]
-
-    def as_numpy(self, array: Any) -> Array:
-        dtype, shape, data = self.arrays.to_bytes(array)
-        return np.frombuffer(data, dtype.numpy).reshape(shape)
+        return interpret(graph, inputs, float64=exact, extern=library_calls(self.library))
 
     def run(self, graph: Graph, inputs: Sequence[Array], expected: Sequence[Array]) -> str:
         """Compiles a graph of kernels and runs it; what is wrong with its results, or nothing."""
@@ -142,7 +132,7 @@ class _Search:
             results = executable(*(self._laid_out(value, port, array) for value, port, array in ports))
         except Exception as error:  # a kernel that does not compile or run is what is looked for
             return f"{type(error).__name__}: {error}"
-        return self.difference([self.as_numpy(result) for result in results], expected, graph)
+        return self.difference([as_numpy(self.arrays, result) for result in results], expected, graph)
 
     def _laid_out(self, value: Value, port: Port, array: Array) -> Any:
         """An array of the library with the strides of a port, on the value's device."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusec.accuracy import error_text, output_errors
 from fusec.arguments import capturing, examples, is_argument, plain
 from fusec.build import Options, compile_with
 from fusec.checks import check_environment
@@ -15,7 +16,7 @@ from fusec.differentiating import differentiate_with
 from fusec.errors import CaptureError, FusecError, SetupError
 from fusec.exporting import Compiled
 from fusec.frontend.capture import AsWritten, Capture, IntegerSource
-from fusec.frontend.structures import flatten
+from fusec.frontend.structures import CallSpec, flatten
 from fusec.report import explain_program
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.dispatch import Dispatcher
@@ -33,10 +34,18 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-def explain_function(function: Any, args: Args, kwargs: Kwargs, *, measure: bool = False) -> str:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is done besides telling: kernels are timed, results held against float64."""
+
+    measure: bool = False
+    errors: bool = False
+
+
+def explain_function(function: Any, args: Args, kwargs: Kwargs, *, measure: bool = False, errors: bool = False) -> str:
     """The report. Whatever is raised on the way is told in it."""
     try:
-        return _explained(function, args, kwargs, measure)
+        return _explained(function, args, kwargs, _Wanted(measure, errors))
     except FusecError as error:
         return f"{_name_of(function)} can't be explained: {error}\n"
     except (Exception, SystemExit) as error:
@@ -50,32 +59,36 @@ def _name_of(function: Any) -> str:
         return type(function).__name__
 
 
-def _explained(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
+def _explained(function: Any, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     if isinstance(function, Compiled):
-        return function.explain()
+        return function.explain() + _not_told(wanted, "of a function compiled ahead")
     if "torch._dynamo" in sys.modules:
         from fusec.torch_compile import explain_compiled, original_of
 
         original = original_of(function)
         if original is not None:
-            return explain_compiled(original, args, kwargs)
+            return explain_compiled(original, args, kwargs) + _not_told(wanted, "of torch.compile's graphs")
     if isinstance(function, JitModule):
         function = function.__dict__["_fusec"]
     if isinstance(function, JitFunction):
-        return _explain_jitted(function.dispatcher, args, kwargs, measure)
-    return _explain_plain(plain(function), args, kwargs, measure)
+        return _explain_jitted(function.dispatcher, args, kwargs, wanted)
+    return _explain_plain(plain(function), args, kwargs, wanted)
 
 
-def _explain_plain(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
+def _not_told(wanted: _Wanted, of: str) -> str:
+    return f"errors {of} are not told; fusec.explain of the function of fusec.jit tells them\n" if wanted.errors else ""
+
+
+def _explain_plain(function: Any, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     options = Options()
     dispatcher = capturing(
         function, compile=compile_with(options), differentiate=differentiate_with(options), edits=True
     )
     head = f"{dispatcher.name} is not compiled: it is no function of fusec.jit"
-    return _Asked(dispatcher, head, measure=measure).report(args, kwargs)
+    return _Asked(dispatcher, head, wanted=wanted).report(args, kwargs)
 
 
-def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, measure: bool) -> str:
+def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     if not args and not kwargs and dispatcher.plans and not _takes(dispatcher.function, args, kwargs):
         return _every_plan(dispatcher)
     so_far = _so_far(dispatcher)
@@ -89,7 +102,7 @@ def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, measure:
         differentiate=dispatcher.differentiate,
         edits=True,
     )
-    return _Asked(fresh, head, dispatcher, measure).report(args, kwargs)
+    return _Asked(fresh, head, dispatcher, wanted).report(args, kwargs)
 
 
 def _takes(function: Any, args: Args, kwargs: Kwargs) -> bool:
@@ -137,7 +150,7 @@ class _Asked:
     dispatcher: Dispatcher
     head: str
     jitted: Dispatcher | None = None
-    measure: bool = False
+    wanted: _Wanted = _Wanted()
 
     @property
     def _declined(self) -> str:
@@ -154,27 +167,31 @@ class _Asked:
         except TypeError as error:
             return self._said(f"{name} raises TypeError for these arguments: {error}")
         specs = [leaf for leaf in flatten(args, kwargs, is_argument)[0] if isinstance(leaf, TensorSpec)]
-        for spec in specs:
-            if is_gpu(spec.device) and not has_cuda():
+        for given in specs:
+            if is_gpu(given.device) and not has_cuda():
                 advice = "fusec.compile(..., target='cuda:sm_90').explain() tells of a program for one"
-                return self._said(f"{name} can't be compiled here: {spec} is on a GPU, which is not here; {advice}")
+                return self._said(f"{name} can't be compiled here: {given} is on a GPU, which is not here; {advice}")
         if specs:
             args, kwargs, _ = examples(function, args, kwargs)
         call = self.dispatcher.read(args, kwargs)
         if isinstance(call, AsWritten):
             return self._said(f"{name} runs as written for these arguments: {call.reason}")
-        arrays, leaves, _, _ = call
+        arrays, leaves, spec, _ = call
         plan = standing_plan(self.jitted, args, kwargs) if self.jitted is not None else None
         gradient = needs_autograd(arrays.library, leaves, plan.capture if plan is not None else None)
         if plan is not None and plan.executable is not None and plan.capture is not None:
-            return self._program(f"{name} is compiled for such calls", plan.capture, plan.executable, leaves)
+            said = self._program(f"{name} is compiled for such calls", plan.capture, plan.executable, leaves)
+            return said + self._errors(plan.capture, plan.executable, leaves, spec)
         if plan is not None and plan.gradient is not None:
-            return self._both(f"{name} is compiled for such calls", plan.gradient)
+            capture = self.dispatcher.capture(args, kwargs, counting=True) if self.wanted.errors else None
+            return self._both(f"{name} is compiled for such calls", plan.gradient, capture, leaves, spec)
         if plan is not None and not gradient:
             return self._said(f"{name} runs as written for such calls: {plan.reason}")
-        return self._anew(args, kwargs, arrays, leaves, plan)
+        return self._anew(args, kwargs, arrays, leaves, spec, plan)
 
-    def _anew(self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], plan: Plan | None) -> str:
+    def _anew(
+        self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], spec: CallSpec, plan: Plan | None
+    ) -> str:
         """The report on a call without a plan, or with one that runs it as written for a gradient's sake."""
         name, head = self.dispatcher.name, f"{self.head}; it would be compiled so"
         try:
@@ -186,7 +203,8 @@ class _Asked:
             return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_capture_fault(error))}")
         if needs_autograd(capture.library, leaves, capture):
             try:
-                return self._both(head, self.dispatcher.gradient_program(capture, leaves))
+                program = self.dispatcher.gradient_program(capture, leaves)
+                return self._both(head, program, capture, leaves, spec)
             except CaptureError as error:
                 state = "runs" if plan is not None else "would run"
                 head = f"{name} {state} as written for such calls: {error}; without one it is compiled so"
@@ -196,17 +214,32 @@ class _Asked:
             return self._said(f"{name} can't be compiled here: {error}")
         except Exception as error:
             return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_compile_fault(error))}")
-        return self._program(head, capture, executable, leaves)
+        return self._program(head, capture, executable, leaves) + self._errors(capture, executable, leaves, spec)
 
-    def _both(self, head: str, program: GradientProgram) -> str:
-        measured = "a forward and its backward are not measured\n" if self.measure else ""
-        return self._said(f"{head}, forward and backward\n\n{program.report()}{measured}")
+    def _both(
+        self, head: str, program: GradientProgram, capture: Capture | None, leaves: Sequence[Any], spec: CallSpec
+    ) -> str:
+        measured = "a forward and its backward are not measured\n" if self.wanted.measure else ""
+        said = self._said(f"{head}, forward and backward\n\n{program.report()}{measured}")
+        if capture is None or not self.wanted.errors:
+            return said
+        return said + "of a forward alone, " + self._errors(capture, self.dispatcher.compile(capture), leaves, spec)
+
+    def _errors(self, capture: Capture, executable: Executable, leaves: Sequence[Any], spec: CallSpec) -> str:
+        """What is said of the results' errors, where it is asked for; whatever is raised on the way is told."""
+        if not self.wanted.errors:
+            return ""
+        try:
+            found = output_errors(capture, executable, self.dispatcher.function, leaves, spec)
+        except Exception as error:
+            return f"errors against float64 can't be told: {described(error)}\n"
+        return error_text(found)
 
     def _program(self, head: str, capture: Capture, executable: Executable, leaves: Sequence[Any]) -> str:
         measured, notes = None, list(capture.notes)
-        if self.measure and any(isinstance(source, IntegerSource) for source in capture.sources):
+        if self.wanted.measure and any(isinstance(source, IntegerSource) for source in capture.sources):
             notes.append("a program for a range of integers is not measured")
-        elif self.measure:
+        elif self.wanted.measure:
             sources = [argument_of(source) for source in capture.sources]
             try:
                 measured = executable.profile([leaves[s] if isinstance(s, int) else s() for s in sources])

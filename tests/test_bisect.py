@@ -61,7 +61,7 @@ def test_a_wrong_pass(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(searching, "graph_passes", broken)
     text, right = bisect(case)
     assert not right
-    assert "ok  after fold\npass cse makes a wrong graph: result 0" in text
+    assert "ok  after products\npass cse makes a wrong graph: result 0" in text
     assert text.endswith("\nright with FUSEC_DISABLE_PASS=cse\n")
     monkeypatch.setenv("FUSEC_DISABLE_PASS", "cse")
     assert bisect(case)[1]
