@@ -12,6 +12,7 @@ them, as it is where PyTorch's norms take their mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
@@ -88,9 +89,9 @@ def allow_tf32(r: Rewriter) -> Outcome:
 @rule(*_JUMPS)
 def round_before_jump(r: Rewriter) -> Outcome:
     """lt(a + b, c) ⇒ lt(cast(a + b, half), c), where a + b is of a half type"""
-    if not any(_is_unrounded(r, v) for v in r.operands) or _is_plain_cast(r.op):
+    if not any(is_unrounded(r.producer, v) for v in r.operands) or _is_plain_cast(r.op):
         return None
-    rounded = [_rounded(r, v) if _is_unrounded(r, v) else v for v in r.operands]
+    rounded = [_rounded(r, v) if is_unrounded(r.producer, v) else v for v in r.operands]
     return r.emit(r.op.name, *rounded, attributes=r.op.attributes)
 
 
@@ -108,13 +109,16 @@ def _rounded(r: Rewriter, value: Value) -> Value:
     return r.emit("cast", value, attributes=CastAttributes(value.type.dtype), hint="rounded")
 
 
-def _is_unrounded(r: Rewriter, value: Value) -> bool:
-    """True for a half value that a fused kernel may hold with the digits of f32."""
+def is_unrounded(producer: Callable[[Value], Op | None], value: Value) -> bool:
+    """True for a half value that a fused kernel may hold with the digits of f32.
+
+    producer: the op that makes a value, None for one that comes from memory.
+    """
     seen: set[Value] = set()
     waiting = [value]
     while waiting:
         current = waiting.pop()
-        made = r.producer(current)
+        made = producer(current)
         if current in seen or current.type.dtype not in _HALF or made is None:
             continue
         seen.add(current)

@@ -1,5 +1,6 @@
 """What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, numbers that a dtype
-does not hold, and writes to memory that the same call reads at other positions. Also what it gives in another dtype.
+does not hold, a layout, and writes to memory that the same call reads at other positions. Also what it gives in another
+dtype.
 
 Such a call is made once on small tensors of its own, whose contents do not matter.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec.errors import UnsupportedOpError
@@ -65,6 +67,19 @@ def check_dtypes(
     if made is not None and len(made) == len(said) and made != said:
         name = f"{func.namespace}.{func.overloadpacket.__name__}"
         raise UnsupportedOpError(f"{name} gives {made} on a CPU, and PyTorch's fake tensors say {said}")
+
+
+def check_layout(func: OpOverload, args: tuple[Any, ...]) -> None:
+    """What the library raises on a CPU for an image without a batch whose axes lie like channels last in two."""
+    if func is not torch.ops.aten.max_pool3d_with_indices.default or args[0].device.type != "cpu":
+        return
+    image = args[0]
+    if image.dim() == 4 and image.numel() and suggest_memory_format(image) is torch.channels_last:
+        with _apart():
+            try:
+                func(torch.ones(2, 2, 2, 2).contiguous(memory_format=torch.channels_last), 1)
+            except RuntimeError as error:
+                raise of_library(error.with_traceback(None)) from None
 
 
 def _is_beyond(x: Any) -> bool:

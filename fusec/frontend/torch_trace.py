@@ -51,7 +51,7 @@ from fusec.frontend.torch_ops import FLOAT8, MOVES, VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
 from fusec.frontend.torch_references import References
-from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap, takes_outs
+from fusec.frontend.torch_rehearsal import check_dtypes, check_layout, check_overlap, takes_outs
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.chosen_calls import RESAMPLING
@@ -319,8 +319,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _check_dtypes(
         self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: Sequence[torch.Tensor] = ()
     ) -> None:
-        """:func:`check_dtypes`, which asks the library for CPUs."""
+        """:func:`check_dtypes`, which asks the library for CPUs; :func:`check_layout` as well."""
         if not self.emitter.for_gpu:
+            check_layout(func, args)
             check_dtypes(func, args, kwargs, outs)
 
     def _is_whole(self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> bool:

@@ -13,6 +13,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.passes.groups.partition import Group, Partition
+from fusec.passes.groups.roundings import with_roundings
 
 Waits = dict[int, set[int]]
 """The units that each unit of a partition waits for."""
@@ -130,21 +131,27 @@ def fused_op(partition: Partition, group: Group) -> Op:
             visit(operand)
         needed[op] = None
     body_ops = sorted(needed, key=partition.order.__getitem__)
-    outputs = [r for op in body_ops if op in group.ops for r in op.results if _is_read_outside(partition, group, r)]
-    body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(body_ops))
+    results = [r for op in body_ops if op in group.ops for r in op.results]
+    shared = [r for r in results if _is_read_by_kernels(partition, group, r)]
+    outputs = [r for r in results if r in shared or _is_returned(partition, r)]
+    ops = with_roundings(body_ops, shared)
+    body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(ops))
     attributes = FusedAttributes(group.kind, body, group.roles)
     return Op(OPS["fused"], tuple(inputs), attributes, tuple(outputs), body_ops[-1].location)
 
 
-def _is_read_outside(partition: Partition, group: Group, value: Value) -> bool:
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        if current in partition.outputs:
-            return True
-        for user in partition.uses[current]:
-            if user in partition.free:
-                stack.extend(user.results)
-            elif user not in group.ops:
-                return True
-    return False
+def _is_returned(partition: Partition, value: Value) -> bool:
+    """Whether a value, or a view of it, is a result of the graph."""
+    return value in partition.outputs or any(
+        _is_returned(partition, r) for user in partition.uses[value] if user in partition.free for r in user.results
+    )
+
+
+def _is_read_by_kernels(partition: Partition, group: Group, value: Value) -> bool:
+    """Whether an op of another group, or a library call, reads a value or a view of it."""
+    return any(
+        any(_is_read_by_kernels(partition, group, r) for r in user.results)
+        if user in partition.free
+        else user not in group.ops
+        for user in partition.uses[value]
+    )

@@ -8,14 +8,21 @@ from importlib import import_module
 
 import pytest
 
+import fusec
 from tests.campaigns import batches
 from tests.campaigns.batches import Campaign, Finding, in_batches
+
+
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def _trial(seed: int) -> Finding | None:
     match seed:
         case 3:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            fusec.jit(_crash)
+        case 4:
+            _crash()
         case 5:
             raise ValueError("not a finding of the trial's own")
         case 7:
@@ -45,10 +52,12 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "ENOUGH", 10)
 
 
-def test_crashes_are_findings_among_others(capfd: pytest.CaptureFixture[str]) -> None:
+def test_crashes_are_findings_among_others(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusec, "jit", lambda function: function())
     assert in_batches(campaign(), 0, 10) == 1
     told = capfd.readouterr().out
     assert "# seed 3: the process ended with status 11\nsource(3)\n" in told or "status 139" in told
+    assert "# seed 4: the process ended with status 11, and so it does where all runs as written\nsource(4)\n" in told
     assert "# seed 5: the process ended with status 256\nsource(5)\n" in told
     assert "# seed 7: other numbers\nf(7)\n" in told
     assert "10 of 10 programs, 3 findings" in told
@@ -58,6 +67,10 @@ def test_crashes_are_findings_among_others(capfd: pytest.CaptureFixture[str]) ->
 def test_no_findings_no_failure() -> None:
     assert in_batches(campaign(), 8, 30) == 0
     assert in_batches(campaign(), 0, 3) == 0
+
+
+def test_a_crash_as_written_is_no_finding() -> None:
+    assert in_batches(campaign(), 4, 1) == 0
 
 
 def test_what_is_known_and_not_seen_fails(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fusec
 from tests.campaigns import wrong
 from tests.campaigns.comparing import FAKE_STRIDES
-from tests.campaigns.convolutions import Argument, Program, difference, written
+from tests.campaigns.convolutions import INDICES, LIBRARY_NAN, Argument, Program, difference, known, written
 
 PLAIN = ("y = F.conv2d(x, w, padding=1)", "return y,")
 IMAGE, WEIGHT = Argument("x", (2, 3, 6, 5)), Argument("w", (4, 3, 3, 3), scale=0.2)
@@ -56,3 +58,28 @@ def test_places_of_the_largest_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
     assert not difference(program)
     monkeypatch.setattr(fusec, "jit", wrong.jit(lambda x: x if x.is_floating_point() else x + (x == x.max())))
     assert "differ from eager" in difference(program)
+
+
+def test_indices_that_are_pytorchs_own_are_known() -> None:
+    """Of one window after another a vectorised kernel of PyTorch's begins with an index that lies outside."""
+    given = Argument("x", (1, 8, 4, 8, 8), "last", "special")
+    program = Program(("y = F.max_pool3d(x, 1, return_indices=True)[1]", "return y,"), (given,), "f32", 0)
+    assert known(program, difference(program)) == INDICES
+
+
+def test_other_indices_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Argument("x", (1, 8, 4, 8, 8), "last")
+    program = Program(("y = F.max_pool3d(x, 2, return_indices=True)[1]", "return y,"), (given,), "f32", 0)
+    assert not difference(program)
+    monkeypatch.setattr(fusec, "jit", wrong.jit(lambda x: x + (x == x.max())))
+    assert not known(program, difference(program))
+
+
+def test_nan_that_is_the_librarys_own_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (Argument("x", (1, 5, 6, 6), "plain", "special"), Argument("w", (8, 5, 3, 3)))
+    program = Program(("y = F.conv2d(x, w)", "return y,"), given, "bf16", 0)
+    said = "result 0: NaN is not where eager has it, at 1 of 8 elements"
+    assert known(program, said) == LIBRARY_NAN
+    assert not known(replace(program, dtype="f32"), said)
+    monkeypatch.setattr(fusec, "jit", wrong.jit(wrong.RESULTS["NaN"]))
+    assert not known(program, difference(program))

@@ -16,7 +16,7 @@ from tests.campaigns.nnsmith_models import (
     Program,
     _alike,
     _gradients_in_double,
-    _spread,
+    _moved,
     difference,
     generated,
     smallest,
@@ -92,8 +92,17 @@ class Steps(torch.nn.Module):
 def test_a_gradient_of_roundings_is_no_finding(functions: Any, x: torch.Tensor) -> None:
     net: Any = Steps(*functions)
     eps = torch.finfo(x.dtype).eps
-    (spread,) = _spread(net, [x], eps)
+    (moved,) = _moved(net, [x], eps)
     (right,) = _gradients_in_double(net, [x], eps, 0.0, 0)
-    assert not _alike(right + 2 * spread, right, eps)
-    assert _alike(right + 2 * spread, right, eps, spread)
-    assert not _alike(right + 1, right, eps, spread)
+    assert not _alike(right + 2 * moved.spread, right, eps)
+    assert _alike(right + 2 * moved.spread, right, eps, moved)
+    assert not _alike(right + 1, right, eps, moved)
+
+
+def test_a_gradient_that_overflows_in_half_precision_may_be_right() -> None:
+    net: Any = Steps(torch.square, torch.square, torch.rsqrt)
+    x = torch.tensor([20.0, 3.0], dtype=torch.float16)
+    (moved,) = _moved(net, [x], torch.finfo(x.dtype).eps)
+    overflown = torch.tensor([-torch.inf, moved.exact[1]], dtype=torch.float16)
+    for ours, right in ((moved.exact, True), (moved.exact * 2, False), (overflown.neg(), False)):
+        assert _alike(ours.half(), overflown, 0.001, moved) is right

@@ -366,3 +366,17 @@ def test_what_is_written_again_after_the_error() -> None:
         jitted(x, z, OUT)
     assert torch.equal(x, X * 2)
     assert z.tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("shape", [(7, 2, 3, 6), (7, 0, 3, 6), (1, 7, 2, 3, 6)], ids=str)
+@pytest.mark.parametrize("used", [True, False])
+def test_images_in_a_layout_that_a_pool_does_not_take(shape: tuple[int, ...], used: bool) -> None:
+    """Without a batch, channels last of one axis less."""
+    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x = torch.randn(shape).contiguous(memory_format=layout)
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool3d(x.relu(), 1)
+        return y if used else x + 1
+
+    check(pooled, x, captured=shape != (7, 2, 3, 6))
