@@ -379,4 +379,4 @@ def test_images_in_a_layout_that_a_pool_does_not_take(shape: tuple[int, ...], us
         y = F.max_pool3d(x.relu(), 1)
         return y if used else x + 1
 
-    check(pooled, x, captured=shape != (7, 2, 3, 6))
+    check(pooled, x, captured=len(shape) == 5)
