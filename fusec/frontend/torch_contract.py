@@ -8,7 +8,7 @@ from math import prod
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import MOST_GROUPS, DotAttributes, EinsumAttributes, GroupedDotAttributes, Scalar
 from fusec.ir.nodes import Value
-from fusec.ir.types import i32
+from fusec.ir.types import i8, i32, u8
 
 Lowering = Callable[..., Value]
 
@@ -24,8 +24,15 @@ def _matmul(e: Emitter, x: Value, other: Value) -> Value:
 
 
 def _int_mm(e: Emitter, x: Value, mat2: Value) -> Value:
-    """Bytes with a sign, added up in 32 bits."""
-    return e.emit("dot", x, mat2, attributes=DotAttributes((1,), (0,), dtype=i32))
+    """Bytes, added up in 32 bits. Those without a sign are multiplied less 128, and each column's sum is added 128
+    times."""
+    product = DotAttributes((1,), (0,), dtype=i32)
+    if x.type.dtype is not u8:
+        return e.emit("dot", x, mat2, attributes=product)
+    offset = e.constant(128, i32)
+    signed = e.cast(e.emit("sub", e.cast(x, i32), offset), i8)
+    columns = e.reduce("reduce_sum", e.cast(mat2, i32), (0,), keep=True)
+    return e.emit("add", e.emit("dot", signed, mat2, attributes=product), e.emit("mul", columns, offset))
 
 
 def _addmm(e: Emitter, x: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:

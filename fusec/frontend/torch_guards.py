@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ def watched_everywhere() -> bool:
 class TorchGuards:
     """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and references that share a tensor.
 
+    A tie's second fetch may be a weak reference to a tensor that is made of others: it must be that very one.
     ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
     ``modular``: it has modules.
     """
@@ -76,10 +78,7 @@ class TorchGuards:
         return not hooked and ambient() == self.ambient and self.guards.holds() and self._tied()
 
     def _tied(self) -> bool:
-        try:
-            return all(one() is other() for one, other in self.ties)
-        except (AttributeError, LookupError, AssertionError, ValueError):
-            return False
+        return all(map(_is_tied, self.ties))
 
     def why_changed(self) -> str:
         """The first thing found changed; empty when nothing is."""
@@ -89,10 +88,21 @@ class TorchGuards:
             return "every module has backward hooks"
         if self.modular and watched_everywhere():
             return "every module has forward hooks"
-        if not self._tied():
+        untied = next((tie for tie in self.ties if not _is_tied(tie)), None)
+        if untied is not None and isinstance(untied[1], weakref.ref):
+            return "a tensor that is made of others is another one"
+        if untied is not None:
             return "two attributes that held one tensor no longer do"
         explain = getattr(self.guards, "why_changed", None)
         return explain() if explain is not None else ""
+
+
+def _is_tied(tie: tuple[Fetch, Fetch]) -> bool:
+    one, other = tie
+    try:
+        return one() is other()
+    except (AttributeError, LookupError, AssertionError, ValueError):
+        return False
 
 
 def ambient() -> Ambient:

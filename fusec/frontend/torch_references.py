@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusec.frontend import raw
 from fusec.frontend.capture import TableEntry
@@ -31,13 +33,16 @@ Fetch = Callable[[], Any]
 class Reference:
     """A tensor's path, as the user would spell it, and how to fetch the tensor that is there now.
 
-    ``others`` fetch it from further attributes that hold the same tensor, as tied weights do.
+    ``others`` fetch it from further attributes that hold the same tensor, as tied weights do. ``within``: what fetches
+    each tensor that it is a part of, and that tensor as it was: what else such a tensor holds says how it is computed
+    with.
     """
 
     path: str
     fetch: Fetch
     is_parameter: bool
     others: list[Fetch] = field(default_factory=list)
+    within: tuple[tuple[Fetch, Fetch], ...] = ()
 
 
 class References:
@@ -84,9 +89,16 @@ class _Walk:
             self._queue.append((path, fetch, value, depth))
 
     def _note(self, tensor: torch.Tensor, reference: Reference) -> None:
+        """Notes a tensor, and of one that is made of others (a quantised weight) those."""
         known = self.found.setdefault(id(tensor), (tensor, reference))[1]
         if known is not reference:
             known.others.append(reference.fetch)
+        elif is_traceable_wrapper_subclass(tensor):
+            within = (*reference.within, (reference.fetch, weakref.ref(tensor)))
+            for name in tensor.__tensor_flatten__()[0]:
+                path, fetch = f"{reference.path}.{name}", partial(_attribute, reference.fetch, name)
+                part = Reference(path, fetch, reference.is_parameter, within=within)
+                self._note(getattr(tensor, name), part)
 
     def run(self) -> None:
         while self._queue:

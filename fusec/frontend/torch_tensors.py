@@ -82,6 +82,7 @@ class TracedTensors:
                 )
             return self._input(real, ReferenceSource("constant", holding(real)), "constant", "state", "constant")
         self.ties += [(found.fetch, other) for other in found.others]
+        self.ties += [tie for tie in found.within if tie not in self.ties]
         role: InputRole = "parameter" if found.is_parameter else "state"
         name = found.path.removeprefix("self.")
         return self._input(real, ReferenceSource(found.path, found.fetch), found.path, role, name)

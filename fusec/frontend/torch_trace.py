@@ -128,6 +128,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
+        if any(map(_is_made_of_others, types)):
+            return self._by_their_class(func, args, kwargs or {})
         self._depth += 1
         try:
             if self._depth == 1:
@@ -140,6 +142,13 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._dispatch(func, args, kwargs or {})
         finally:
             self._depth -= 1
+
+    def _by_their_class(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+        """A call on tensors made of others: their class says what it is, of the parts that it is opened into."""
+        if not func._can_decompose():
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _outermost(self, func: OpOverload, args: Arguments, kwargs: Keywords, frame: FrameType) -> Any:
         self.emitter.location = self.namer.enter(frame)
@@ -562,6 +571,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+def _is_made_of_others(kind: type) -> bool:
+    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
 
 
 def _all_dimensions(args: Arguments) -> Arguments:

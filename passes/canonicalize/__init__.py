@@ -10,6 +10,7 @@ from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
+from fusec.passes.canonicalize.integers import INTEGER_RULES
 from fusec.passes.canonicalize.layouts import LAYOUT_RULES
 from fusec.passes.canonicalize.one_hot import ONE_HOT_RULES
 from fusec.passes.canonicalize.scans import SCAN_RULES
@@ -33,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     *WINDOW_RULES,
     *ONE_HOT_RULES,
     *ARITHMETIC_RULES,
+    *INTEGER_RULES,
 )
 
 
