@@ -25,6 +25,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.loading import Weights
 from fusec.options import Precision, check_choice, check_mapping, check_switch
+from fusec.parameters import Parameters
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
@@ -339,10 +340,10 @@ def compile(
         return capturing(function, fallback, device=device).capture(positional, named)
 
     ahead = Variants(function, capture, library, call, specs, options, device, freeze, graph)
-    ranges = ranges_of(specs, dims)
+    ranges, parameters = ranges_of(specs, dims), Parameters.of(function)
     if ranges:
-        return Compiled(name, library, ahead.inputs, call, {}, None, ahead.over(ranges))
-    compiled = Compiled(name, library, ahead.inputs, call, {}, ahead.at)
+        return Compiled(name, library, ahead.inputs, call, {}, None, ahead.over(ranges), parameters)
+    compiled = Compiled(name, library, ahead.inputs, call, {}, ahead.at, parameters=parameters)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled

@@ -12,6 +12,7 @@ from fusec.errors import ArtifactError, SignatureError
 from fusec.frontend.capture import ArgumentSource, Library, Rebuild
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.types import Dim, TensorType, contiguous_strides
+from fusec.parameters import Parameters
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Layout
 from fusec.runtime.entry import MISS, variant_entry
@@ -75,8 +76,10 @@ class CompiledFunction:
         variants: Mapping[tuple[int, ...], Variant],
         specialise: Callable[[Mapping[str, int]], Variant] | None = None,
         ranged: Sequence[Variant] = (),
+        parameters: Parameters | None = None,
     ) -> None:
         self.name = name
+        self.parameters = parameters
         self.library = library
         self.specs = tuple(specs)
         self.call_spec = call
@@ -100,6 +103,10 @@ class CompiledFunction:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call like none of the latest; the second of its kind in a row gets an entry of its own."""
         leaves, spec = flatten(args, kwargs, self._arrays.is_array)
+        if spec != self.call_spec and self.parameters is not None:
+            arranged = self.parameters.arranged(args, kwargs, self.call_spec)
+            if arranged is not None and arranged != (args, kwargs):
+                leaves, spec = flatten(*arranged, self._arrays.is_array)
         if spec != self.call_spec:
             raise SignatureError(
                 f"{self.name} was compiled for the arguments {_describe(self.call_spec)}, these are {_describe(spec)}"
@@ -234,4 +241,4 @@ def _describe(spec: CallSpec) -> str:
 def _describe_part(part: Any) -> str:
     if hasattr(part, "parts"):
         return f"{part.kind.__name__}({', '.join(map(_describe_part, part.parts))})"
-    return repr(part.value) if hasattr(part, "value") else "array"
+    return f"{part.value!r:.80}" if hasattr(part, "value") else "array"

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from fusec.location import Location
 
+MOST = 4000
+"""Characters of an error's text: what it names may print as megabytes."""
+
+
+def capped(text: str) -> str:
+    """A text of at most some :data:`MOST` characters: the middle of a longer one is left out."""
+    if len(text) <= MOST:
+        return text
+    return f"{text[: MOST * 3 // 4]} ... ({len(text) - MOST:,} characters left out) ... {text[-MOST // 4 :]}"
+
 
 class FusecError(Exception):
     """Base of every error that fusec raises on purpose.
@@ -17,6 +27,7 @@ class FusecError(Exception):
 
     def __init__(self, message: str, location: Location | None = None) -> None:
         self.location = location
+        message = capped(message)
         super().__init__(f"{location}: {message}" if location is not None else message)
 
 

@@ -20,6 +20,7 @@ from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, TensorType, dtype_of, fixed, u8
 from fusec.modules import load_module
 from fusec.options import check_path
+from fusec.parameters import Parameters
 from fusec.runtime import artifact
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
@@ -98,12 +99,12 @@ def _load(contents: artifact.Contents, weights: Weights | None) -> Compiled:
     given = _given(manifest, load_arrays(library), weights)
     reader = _Reader(library, load_arrays(library), specs, stored, members, given)
     variants = [reader.variant(record, piece_folder(k), ranges) for k, record in enumerate(records)]
-    name = str(manifest["name"])
+    name, parameters = str(manifest["name"]), Parameters.from_json(manifest.get("parameters"))
     if ranges:
-        return Compiled(name, library, specs, call, {}, None, variants)
+        return Compiled(name, library, specs, call, {}, None, variants, parameters)
     if len(variants) != 1:
         raise ArtifactError("several pieces and no ranges")
-    return Compiled(name, library, specs, call, {(): variants[0]})
+    return Compiled(name, library, specs, call, {(): variants[0]}, parameters=parameters)
 
 
 def _library(name: object) -> Library:

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, TypeRuleError, VerifyError
+from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, TypeRuleError, VerifyError, capped
 from fusec.frontend.capture import is_of_library, run_user
 
 _BROKEN = VerifyError | LoweringError | CodegenError | TypeRuleError
@@ -38,7 +38,7 @@ def described(error: BaseException) -> str:
     """The class and text of an error, and the line of fusec that it came through last."""
     ours = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_ours(frame)]
     where = f" ({ours[-1][0].f_globals['__name__']}:{ours[-1][1]})" if ours else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {capped(str(error))}{where}"
 
 
 def fault_reason(error: Exception) -> str:

@@ -12,15 +12,33 @@ from fusec.errors import ArtifactError
 from fusec.frontend import raw
 from fusec.frontend.capture import Library, Rebuild
 from fusec.frontend.numpy_views import view
-from fusec.frontend.structures import TENSOR, CallSpec, Node, Static, Structure, own_attributes, rebuild, structure_of
+from fusec.frontend.structures import (
+    TENSOR,
+    Again,
+    Attributes,
+    CallSpec,
+    Node,
+    Static,
+    Structure,
+    own_attributes,
+    rebuild,
+    structure_of,
+)
+from fusec.runtime.records import base_of, find_class
 from fusec.runtime.serial import Json, scalar_from_json, scalar_to_json
 
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
 
+_SAVED = {
+    "an argument": "tuples, lists and dicts",
+    "a result": "tuples, lists, dicts, named tuples and dataclasses",
+}
+
 
 def call_to_json(spec: CallSpec) -> Json:
     """ArtifactError for an argument that a file can't hold."""
-    return {"args": [_to_json(p) for p in spec.args], "kwargs": [[name, _to_json(p)] for name, p in spec.kwargs]}
+    named = [[name, _to_json(p, "an argument")] for name, p in spec.kwargs]
+    return {"args": [_to_json(p, "an argument") for p in spec.args], "kwargs": named}
 
 
 def call_from_json(data: Json) -> CallSpec:
@@ -31,21 +49,41 @@ def call_from_json(data: Json) -> CallSpec:
         raise ArtifactError(f"the record of the call is damaged: {error}") from None
 
 
-def _to_json(part: Structure) -> Json:
+def _to_json(part: Structure, what: str) -> Json:
+    """``what``: an argument or a result. ArtifactError where a file can't hold it."""
     if isinstance(part, Static):
         value = part.value
         if type(value) is str:
             return {"str": value}
         if value is None or type(value) in (bool, int, float, complex):
             return {"value": scalar_to_json(value)}
-        raise ArtifactError(f"a value of type {type(value).__name__} can't be saved; numbers, strings and None can")
+        raise ArtifactError(
+            f"{what} has a value of type {type(value).__name__}, which can't be saved; numbers, strings and None can"
+        )
     if isinstance(part, Node):
-        for name, kind in _CONTAINERS.items():
-            if part.kind is kind:
-                keys = [_to_json(Static(key)) for key in part.keys]
-                return {name: [_to_json(p) for p in part.parts], **({"keys": keys} if keys else {})}
-        raise ArtifactError(f"a {part.kind.__name__} can't be saved; tuples, lists and dicts can")
+        return _node_to_json(part, what)
+    if isinstance(part, Again):
+        return {"again": part.number, "leaf": part.is_leaf}
+    if part is not TENSOR:
+        raise ArtifactError(f"{what} has a part that can't be saved: {part!r:.100}")
     return "array"
+
+
+def _node_to_json(node: Node, what: str) -> Json:
+    parts: dict[str, Json] = {"keys": [_to_json(Static(key), what) for key in node.keys]} if node.keys else {}
+    parts |= {"number": node.number} if node.number >= 0 else {}
+    inner = [_to_json(part, what) for part in node.parts]
+    for name, kind in _CONTAINERS.items():
+        if node.kind is kind:
+            return {name: inner, **parts}
+    if node.kind is Attributes:
+        return {"attributes": inner, **parts}
+    base = base_of(node.kind) if what == "a result" else None
+    if base is None:
+        raise ArtifactError(f"{what} is a {node.kind.__name__}, which can't be saved; {_SAVED[what]} can")
+    fields = list(getattr(node.kind, "_fields", ())) if base == "tuple" else [str(key) for key in node.keys]
+    named = {"module": node.kind.__module__, "name": node.kind.__qualname__, "base": base, "fields": fields}
+    return {"class": named, "parts": inner, **parts}
 
 
 def _from_json(data: Json) -> Structure:
@@ -55,10 +93,18 @@ def _from_json(data: Json) -> Structure:
         return Static(str(data["str"]))
     if "value" in data:
         return Static(scalar_from_json(data["value"]))
+    if "again" in data:
+        return Again(int(data["again"]), bool(data["leaf"]))
+    keys, number = tuple(_plain(key) for key in data.get("keys", ())), int(data.get("number", -1))
     for name, kind in _CONTAINERS.items():
         if name in data:
-            keys = tuple(_plain(key) for key in data.get("keys", ()))
-            return Node(kind, keys, tuple(_from_json(part) for part in data[name]))
+            return Node(kind, keys, tuple(_from_json(part) for part in data[name]), number)
+    if "attributes" in data:
+        return Node(Attributes, keys, tuple(_from_json(part) for part in data["attributes"]), number)
+    if "class" in data:
+        named = data["class"]
+        kind = find_class(str(named["module"]), str(named["name"]), named["base"], list(map(str, named["fields"])))
+        return Node(kind, keys, tuple(_from_json(part) for part in data["parts"]), number)
     raise ArtifactError(f"there is no structure such as {str(data)[:80]}")
 
 
@@ -135,7 +181,7 @@ class _Element:
 def examine(make: Rebuild, examples: Sequence[Any], library: Library) -> tuple[Result, dict[str, Any]]:
     """:func:`result_of`. ArtifactError for a result that a file can't hold."""
     result, constants = result_of(make, examples, library)
-    _to_json(result.structure)
+    _to_json(result.structure, "a result")
     return result, constants
 
 
@@ -190,7 +236,7 @@ def result_to_json(result: Result) -> Json:
     leaves = [
         [e.output, e.is_scalar, e.shape, list(e.strides), e.offset, e.constant, e.read_only] for e in result.leaves
     ]
-    return {"structure": _to_json(result.structure), "leaves": leaves}
+    return {"structure": _to_json(result.structure, "a result"), "leaves": leaves}
 
 
 def result_from_json(data: Json, outputs: int) -> Result:

@@ -12,6 +12,7 @@ from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
 from fusec.passes.canonicalize.integers import INTEGER_RULES
 from fusec.passes.canonicalize.layouts import LAYOUT_RULES
+from fusec.passes.canonicalize.lookups import LOOKUP_RULES
 from fusec.passes.canonicalize.one_hot import ONE_HOT_RULES
 from fusec.passes.canonicalize.scans import SCAN_RULES
 from fusec.passes.canonicalize.sinks import SINK_RULES
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *ATTENTION_RULES,
     *STRIDE_RULES,
     *VIEW_RULES,
+    *LOOKUP_RULES,
     *SCAN_RULES,
     *LAYOUT_RULES,
     *CONTRACTION_RULES,
