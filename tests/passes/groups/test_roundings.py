@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from programs import check
 
 import fusec
 from fusec.ir.parse import parse
@@ -19,6 +20,15 @@ def graph(result: str, dtype: str = "bf16", made: str = "mul(%x, %x)") -> str:
   %y = dot(%h, %w) {{contract=[1]x[0]}} : {dtype}[8, 4]
   return {result}
 }}"""
+
+
+MATMULS = """graph @g(%x: bf16[16, 32], %w: bf16[32, 48], %u: bf16[48, 16]) {
+  %y = dot(%x, %w) {contract=[1]x[0]} : bf16[16, 48]
+  %v = cast(%y) : f32[16, 48]
+  %q = exp(%v) : f32[16, 48]
+  %z = dot(%y, %u) {contract=[1]x[0]} : bf16[16, 16]
+  return %q, %z
+}"""
 
 
 def fused(text: str) -> str:
@@ -45,6 +55,12 @@ def test_the_other_readers_see_what_is_stored(dtype: str) -> None:
 )
 def test_nothing_else_is_rounded(text: str) -> None:
     assert "_stored" not in fused(text)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90"])
+@pytest.mark.parametrize("text", [graph("%r, %y"), MATMULS], ids=["a map", "a matmul"])
+def test_kernels_compute_it(text: str, target: str) -> None:
+    check(text, target=target)
 
 
 def test_equal_numbers_cancel() -> None:
