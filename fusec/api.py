@@ -28,7 +28,7 @@ from fusec.options import Precision, check_choice, check_mapping, check_switch
 from fusec.parameters import Parameters
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
-from fusec.runtime.dynamic import Generality
+from fusec.runtime.dynamic import Extents, Generality
 from fusec.runtime.jit import JitFunction, JitModule, original
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
@@ -55,6 +55,10 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 config.configure_logging()
+
+
+_EXTENTS: dict[bool | None, Extents] = {None: "followed", True: "sampled", False: "fixed"}
+"""What ``dynamic=`` asks for."""
 
 
 @overload
@@ -110,8 +114,10 @@ def jit(
     ``"f16"`` round the operands to seven and ten bits of mantissa on every device; sums and results stay f32, and all
     else is computed as written. In f16 what is beyond 65504 is infinite. Library calls keep f32.
 
-    With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves
-    ranges of them; where no one graph does, each set of extents has its own, as without.
+    dynamic: whether a call that differs from an earlier one in extents alone makes a program that serves ranges of
+    them. By default (None) it does for PyTorch functions on a CPU whose every question about extents PyTorch's symbolic
+    sizes can follow. ``True``: also for NumPy functions and on GPUs, and where captures at some extents agree. Where no
+    one graph serves the ranges each set of extents has a program of its own; with ``False`` always.
 
     freeze: a CPU's kernels may keep copies of the PyTorch tensors that the function reads besides its arguments (a
     module's weights), arranged as they need them; without, each call reads the weights where they lie. Copies are made
@@ -134,7 +140,7 @@ def jit(
     named = _names(static)
 
     def decorated(f: Any) -> Any:
-        return _jit(f, options, fallback, graph, bool(dynamic), named, warn)
+        return _jit(f, options, fallback, graph, _EXTENTS[dynamic], named, warn)
 
     return decorated if function is None else decorated(function)
 
@@ -144,7 +150,7 @@ def _jit(
     options: Options,
     fallback: Fallback,
     graph: bool,
-    dynamic: bool,
+    extents: Extents,
     static: frozenset[str],
     warn: bool,
 ) -> Any:
@@ -159,7 +165,7 @@ def _jit(
     nn = sys.modules.get("torch.nn")
     module = nn is not None and isinstance(function, nn.Module)
     parameters = _parameters(function.forward if module else function, static)
-    make = _Dispatchers(options, fallback, graph, dynamic, parameters, warn)
+    make = _Dispatchers(options, fallback, graph, extents, parameters, warn)
     if not module:
         return JitFunction(function, make)
     from fusec.runtime.torch_module import compiled_module
@@ -174,7 +180,7 @@ class _Dispatchers:
     options: Options
     fallback: Fallback
     graph: bool
-    dynamic: bool
+    extents: Extents
     static: frozenset[str]
     warn: bool
 
@@ -183,7 +189,7 @@ class _Dispatchers:
             function,
             compile=compile_with(self.options, self.graph),
             fallback=self.fallback,
-            general=Generality(for_range, extents=self.dynamic, integers=True),
+            general=Generality(for_range, extents=self.extents, integers=True),
             static=self.static,
             require=functools.partial(require_target, self.options.target),
             telling=Telling(warn=self.warn),

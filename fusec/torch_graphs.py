@@ -135,7 +135,7 @@ class CompiledGraph:
             compile_capture,
             name=self.name,
             capture=_capture_sized,
-            general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), True, False),
+            general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), "sampled", False),
             openings=sizes.openings,
             require=_require,
             telling=self.telling,

@@ -17,13 +17,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
-from fusec.frontend.garbage import collect_while
+from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.kinds import Kinds
@@ -252,12 +252,12 @@ class Recorder:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
         the function computes with them (``is_input``). ``graded``: a backward is made of it."""
         self._before.forget_stand_ins()
-        loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
+        loads = {key: _loads_of(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
         if isinstance(root_function, FunctionType):
             code = root_function.__code__
             self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
-            loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
+            loads.setdefault((id(code), id(root_function.__globals__)), _loads_of(code))
         names = _names_read(loads.values(), {key[0] for key in self._frames})
         writer = GuardWriter(names, is_tensor, is_input, graded)
         for path, read, value in (*self._pins, *((path, read, read()) for path, read in self._asked.items())):
@@ -312,16 +312,20 @@ class Recorder:
     def _visit_seen(self, writer: GuardWriter) -> None:
         """Objects whose methods ran but that no name led to. One made during the run is dropped: it is gone by now."""
         references: list[weakref.ref[object]] = []
+        lately: list[weakref.ref[object]] = []
+        is_new = made_lately()
         for value in self._seen.values():
             try:
                 references.append(weakref.ref(value))
             except TypeError:
                 continue
+            if is_new(value):
+                lately.append(references[-1])
         self._seen.clear()
         value = None
 
         def some_are_left() -> bool:
-            return any((value := r()) is not None and not writer.has_met(value) for r in references)
+            return any((value := r()) is not None and not writer.has_met(value) for r in lately)
 
         collect_while(some_are_left)
         for reference in references:
@@ -389,6 +393,11 @@ class _Loads:
             self.globals |= self.texts
         if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts) or asked > spelled:
             self.attributes.add("__dict__")
+
+
+@lru_cache(maxsize=4096)
+def _loads_of(code: CodeType) -> _Loads:
+    return _Loads(code)
 
 
 def _names_read(loads: Iterable[_Loads], executed: set[int]) -> Names:

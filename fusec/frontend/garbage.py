@@ -20,6 +20,14 @@ def left_alone() -> Iterator[None]:
             gc.enable()
 
 
+def made_lately() -> Callable[[object], bool]:
+    """Tells what may have been made while :func:`left_alone` is entered: all of it is young. Outside, all may be."""
+    if gc.isenabled():
+        return lambda value: True
+    young = set(map(id, gc.get_objects(generation=0)))
+    return lambda value: id(value) in young
+
+
 def collect_while(some_are_left: Callable[[], bool]) -> None:
     """Collects garbage while there are some, the youngest first.
 

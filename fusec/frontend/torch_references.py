@@ -7,9 +7,9 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -188,7 +188,7 @@ class _Walk:
             self.enter("", _constant(wrapped), wrapped, depth)
         if not isinstance(function, FunctionType) or (function.__module__ or "").split(".")[0] == "torch":
             return
-        names = set(_names(function.__code__))
+        names = _names(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 self.enter(name, partial(_cell, cell), cell.cell_contents, depth)
@@ -208,21 +208,19 @@ class _Walk:
         for name, value in (function.__kwdefaults__ or {}).items():
             self.enter(name, _constant(value), value, depth)
 
-    def _user_module(self, module: ModuleType, names: set[str], depth: int) -> None:
+    def _user_module(self, module: ModuleType, names: Set[str], depth: int) -> None:
         if is_user_file(getattr(module, "__file__", None) or "<frozen"):
             for name in sorted(names & module.__dict__.keys()):
                 path = f"{module.__name__}.{name}"
                 self.enter(path, partial(_key, module.__dict__, name), module.__dict__[name], depth + 1)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def _names(code: CodeType) -> frozenset[str]:
     """Global and attribute names in a code object and those nested in it."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+    own = frozenset(i.argval for i in dis.get_instructions(code) if i.opname.startswith(loads))
+    return own.union(*(_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
 
 
 def _constant(value: object) -> Fetch:

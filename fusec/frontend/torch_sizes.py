@@ -15,13 +15,22 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from fusec.errors import DimensionError
-from fusec.frontend.torch_modes import dispatch_modes
+from fusec.frontend.capture import run_user
+from fusec.frontend.environment import record_environment
+from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
+from fusec.frontend.torch_references import References
+from fusec.frontend.torch_settings import ASKED, kept
+from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.ir.types import DType
 from fusec.location import Location
 
 _TORCH = str(Path(torch.__file__).parent)
 MOST_POINTS = 4096
 """Sets of extents at which a condition is tried; of larger ranges, evenly spaced ones and the ends."""
+
+
+class FollowingError(DimensionError):
+    """A function that does not run on symbolic sizes: what it asks of extents is not known."""
 
 
 @dispatch_modes()
@@ -31,11 +40,14 @@ def check_conditions(
     restore: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
     extents: Mapping[str, int],
     ranges: Mapping[str, tuple[int, int]],
+    *,
+    strict: bool = False,
 ) -> None:
     """DimensionError where the function, run at ``extents``, asked something that is not so in all of the ranges.
 
     ``arguments`` are shapes, with names, or sums of a name and a number, for symbolic extents, and dtypes. A function
-    that PyTorch's symbolic sizes can't follow is not judged.
+    that PyTorch's symbolic sizes can't follow is not judged, or, where that is to be ``strict``, FollowingError. What
+    the run changes outside itself is put back.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -63,13 +75,33 @@ def check_conditions(
     try:
         args, kwargs = restore(fakes)
         with mode, torch.no_grad():
-            function(*args, **kwargs)
-    except Exception:  # not every function runs on symbolic sizes; the samples stand for it
+            _run_and_take_back(function, args, kwargs)
+    except Exception as error:  # not every function runs on symbolic sizes; the samples stand for it
+        if strict:
+            raise FollowingError(f"PyTorch's symbolic sizes can't follow the function: {error}") from error
         return
     for guard in environment.guards:
         location = _location(guard)
         if location is not None:
             _check(guard.expr.xreplace(names), ranges, location)
+
+
+class _OverError(Exception):
+    """The end of a run, after which its environment is put back as after one that failed."""
+
+
+def _run_and_take_back(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Calls a function on fake tensors, and puts back what that changed in Python's state and PyTorch's."""
+    references = References(function, {**{str(k): a for k, a in enumerate(args)}, **kwargs})
+    before = TensorSnapshots(references.tensors)
+    try:
+        with record_environment(function, holds_arrays=True, asked=ASKED), kept([]), without_dynamo():
+            run_user(function, args, kwargs)
+            raise _OverError
+    except _OverError:
+        return
+    finally:
+        before.put_back()
 
 
 def _location(guard: Any) -> Location | None:

@@ -175,6 +175,8 @@ class Dispatcher(Planner):
                     return self._as_written(f"{error}", args, kwargs, "settling")
                 except OpenedError:
                     return self._slow(args, kwargs)
+                if not plan.is_compiled and self.leave_to_range(arrays, leaves):
+                    return self._slow(args, kwargs)
                 if plan.capture is None:
                     failure = time.monotonic() - start
                 elif not plan.is_compiled:
@@ -286,7 +288,7 @@ class _Counting(Dispatcher):
     """
 
     def __init__(self, outer: Dispatcher, counters: tuple[IntegerAttribute, ...]) -> None:
-        general = replace(outer.general, extents=False) if outer.general is not None else None
+        general = replace(outer.general, extents="fixed") if outer.general is not None else None
         super().__init__(
             outer.function,
             outer.compile,

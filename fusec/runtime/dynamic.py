@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fusec.frontend.capture import Capture
 from fusec.ir.index import Symbol, add, symbol
@@ -23,6 +24,11 @@ The conditions raise DimensionError where what the function does at some extents
 """
 
 
+Extents = Literal["fixed", "followed", "sampled"]
+"""Which extents that calls differ in become symbolic: none; on a CPU those through which PyTorch's symbolic sizes can
+follow all of the function; those for which captures at some extents agree."""
+
+
 @dataclass(frozen=True)
 class Generality:
     """What a function's programs are made symbolic in, and how.
@@ -31,7 +37,7 @@ class Generality:
     """
 
     make: Symbolic
-    extents: bool
+    extents: Extents
     integers: bool
 
 

@@ -21,7 +21,7 @@ from fusec.frontend.capture import (
 from fusec.frontend.raw import has_slots, items_of, looks_up_plainly
 from fusec.frontend.structures import Again, CallSpec, Integer, Node, Static, Structure, own_attributes
 from fusec.runtime.arrays import Arrays
-from fusec.runtime.code import Scope, indented, make_function
+from fusec.runtime.code import Scope, indented, make_function, variable_of
 from fusec.runtime.dynamic import Opening, is_open, opening_tests
 from fusec.runtime.emit import ProgramWriter
 from fusec.runtime.executable import Executable
@@ -162,6 +162,7 @@ def compiled_entry(
     again: Callable[..., Any],
     opening: Opening | None = None,
     *,
+    frequent: Callable[..., bool] | None = None,
     owns: bool = False,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
@@ -169,6 +170,7 @@ def compiled_entry(
     owns: arguments that come as a list are the entry's, which empties it, and lets go of each when it has been read.
 
     ``opening`` holds the shapes of the leaves where some extents are symbolic; integers of ``spec`` may be.
+    ``frequent`` tells by the values of its symbols which calls it is not for all the same.
 
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another, ``again(args, kwargs, error)``
     where the program has raised and has changed nothing yet: run as written, the call raises where the code does, and
@@ -182,6 +184,9 @@ def compiled_entry(
     _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
     _check_bare(writer, conditions)
+    if opening is not None and frequent is not None:
+        values = ", ".join(variable_of(s) for s in opening.symbols)
+        writer.unless(f"not {scope.bind(frequent, 'frequent')}({values})")
     ports = executable.program.input_ports
     among = [k for k, port in enumerate(ports) if port.role != "integer"]
     mutated = [port.mutates for port in executable.program.output_ports if port.mutates is not None]

@@ -25,11 +25,12 @@ from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Opening, is_open, openings
 from fusec.runtime.entry import Entry, compiled_entry, eager_entry, recorded_entry
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
+from fusec.runtime.frequent import Frequent
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
 from fusec.runtime.objects import ObjectsSeen
 from fusec.runtime.plan import Compile, GradientProgram, Plan, PlanOptions, nothing_required
-from fusec.runtime.reaching import within_reach
+from fusec.runtime.reaching import ends_seen, within_reach
 from fusec.runtime.signatures import bind_arguments
 from fusec.runtime.telling import Cause, Telling
 
@@ -73,6 +74,7 @@ class Planner:
         self._grows = False
         """Whether calls leave arrays in their arguments: extents change from call to call, then."""
         self._objects = ObjectsSeen()
+        self._frequent: list[Frequent] = []
 
     def require(self, arrays: Arrays, leaves: list[Any]) -> None:
         """SetupError where no function of such arrays can be compiled and run."""
@@ -168,10 +170,13 @@ class Planner:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
         if self.general is None or needs_autograd(arrays.library, leaves):
             return None
-        if not self.general.extents and not self._grows:
+        follows = self.general.extents == "followed" and arrays.library == "torch" and is_on_cpu(arrays, leaves)
+        if not follows and self.general.extents != "sampled" and not self._grows:
             return None
         seen = self._seen_like(arrays, leaves, spec)
         layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        if any(frequent.wants_own(layouts) for frequent in self._frequent):
+            return None
         seen[:] = [*(known for known in seen if known != layouts), layouts]
         if arrays.library == "cupy":
             return None
@@ -190,12 +195,18 @@ class Planner:
                     self._without_kernel.add(str(opening))
         return None
 
+    def leave_to_range(self, arrays: Arrays, leaves: list[Any]) -> bool:
+        """Whether calls that are too frequent for a program for ranges are served by it all the same from now on."""
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        return sum(frequent.stays(layouts) for frequent in self._frequent) > 0
+
     def _open_plan(
         self, opening: Opening, seen: Sequence[Sequence[Layout]], arrays: Arrays, leaves: list[Any], spec: CallSpec
     ) -> Plan:
         assert self.general is not None
         make = self.general.make
         shapes = opening.shapes
+        strict = self.general.extents == "followed" and not self._grows
 
         def capture_at(extents: Mapping[str, int]) -> Capture:
             made = []
@@ -217,10 +228,14 @@ class Planner:
 
             named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
             dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
+            arguments = list(zip(named, dtypes, strict=True))
             with captures.run():
-                check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
+                check_conditions(self.function, arguments, spec.restore, extents, ranges, strict=strict)
 
         asked = conditions if arrays.library == "torch" else None
+        if strict:  # a run costs less than the captures that it may spare
+            ends = ends_seen(opening, seen)
+            conditions({name: most for name, (_, most) in ends.items()}, ends)
         try:
             capture = make(capture_at, opening.symbols, asked)
         except SetupError:
@@ -235,7 +250,10 @@ class Planner:
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
+        frequent = Frequent(opening) if strict else None
+        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening, frequent=frequent)
+        if frequent is not None:
+            self._frequent.append(frequent)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opening.symbols)
         log.info("%s: compiled for %s", self.name, ranges)
         return Plan(entry, capture, executable, opening=opening)

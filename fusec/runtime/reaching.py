@@ -5,7 +5,7 @@ Past the end of an array, such as a table of positions, a function raises, or do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusec.ir.graph import Graph
@@ -20,7 +20,7 @@ TRIALS = 12
 
 def within_reach(opening: Opening, seen: Sequence[Sequence[Layout]], capture_at: CaptureAt) -> Opening | None:
     """The opening with its ranges as far as the function does the same; None where that is no further than seen."""
-    most = _most_seen(opening, seen)
+    most = {name: most for name, (_, most) in ends_seen(opening, seen).items()}
     found = dict(highest_in_turn(most, capture_at))
     if found == most:
         return None
@@ -35,14 +35,19 @@ def within_reach(opening: Opening, seen: Sequence[Sequence[Layout]], capture_at:
     return replace(opening, shapes=shapes, steps=steps)
 
 
-def _most_seen(opening: Opening, seen: Sequence[Sequence[Layout]]) -> dict[str, int]:
-    """The largest value that each symbol has had."""
+def ends_seen(opening: Opening, seen: Sequence[Sequence[Layout]]) -> dict[str, tuple[int, int]]:
+    """The least and the largest value that each symbol has had."""
     return {
-        extent.name: max(row[number].type.static_shape[axis] for row in seen)
+        extent.name: _ends(row[number].type.static_shape[axis] for row in seen)
         for number, shape in enumerate(opening.shapes)
         for axis, extent in enumerate(shape)
         if isinstance(extent, Symbol)
     }
+
+
+def _ends(values: Iterable[int]) -> tuple[int, int]:
+    found = sorted(values)
+    return found[0], found[-1]
 
 
 def highest_in_turn(seen: Mapping[str, int], capture_at: CaptureAt) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from fusec.frontend.garbage import collect_while
+from fusec.frontend.garbage import collect_while, left_alone, made_lately
 from fusec.frontend.numpy import capture
 
 
@@ -47,6 +47,17 @@ def test_a_capture_collects_the_youngest(function, whole_collections) -> None:
     captured = capture(function, (np.ones(3),), {})
     assert not whole_collections
     assert captured.environment.holds()
+
+
+def test_what_is_young_is_told_while_nothing_is_collected() -> None:
+    before = Circle()
+    gc.collect()
+    with left_alone():
+        after = Circle()
+        is_new = made_lately()
+        assert is_new(after)
+        assert not is_new(before)
+    assert made_lately()(before)
 
 
 def test_the_next_generation_only_where_some_are_left() -> None:
