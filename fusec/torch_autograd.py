@@ -20,7 +20,8 @@ from torch import fx
 from fusec import config
 from fusec.build import Options
 from fusec.torch_graphs import Kind, predicted_time
-from fusec.torch_row_chunks import Cut, chunks_of, cut_in_chunks
+from fusec.torch_row_chunks import chunks_of, cut_in_chunks
+from fusec.torch_saved_inputs import Cut, cut_keeping_inputs, saved_by_eager
 from fusec.torch_score_spaces import forms_of_spaces, recompute_scores
 from fusec.torch_wide_rows import wide_products
 
@@ -70,8 +71,11 @@ def _cut(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     given["num_fwd_outputs"] = num_fwd_outputs
-    cut: Cut = partial(min_cut_rematerialization_partition, **given)
     own_marks = any("recompute" in node.meta for node in joint.graph.nodes)
+    least_saved: Cut = min_cut_rematerialization_partition
+    if not own_marks:
+        least_saved = partial(cut_keeping_inputs, least_saved, saved_by_eager(joint, num_fwd_outputs))
+    cut: Cut = partial(least_saved, **given)
     forms = [] if own_marks else forms_of_spaces(joint, num_fwd_outputs)
     wide = [] if own_marks else wide_products(joint, num_fwd_outputs)
     choices = [forms] if forms else []
@@ -83,7 +87,7 @@ def _cut(
     least = _predicted(best, options)
     log.info("all saved: %s s predicted", least)
     if wide:
-        chunked: Cut = partial(cut_in_chunks, min_cut_rematerialization_partition, **given)
+        chunked: Cut = partial(cut_in_chunks, least_saved, **given)
         made = chunked(copies.pop(), inputs)
         time = _predicted(made, options)
         log.info("rows in chunks: %s s predicted", time)
