@@ -85,7 +85,7 @@ class _Writer:
         makes 0, would else be rounded the same way each time.
         """
         statement, dtype = self.statement, self.context.index_type
-        shifts = [None if statement.shift is None else self._points(code, s).value(statement.shift) for s in starts]
+        shifts = [self._points(code, s).value(statement.shift) for s in starts]
         sums = [self._register(code) for _ in starts]
         keys = static_count(statement.keys)
         steps = None if keys is None else keys // self.ways
@@ -117,7 +117,7 @@ class _Writer:
         self,
         code: Code,
         starts: Sequence[int],
-        shifts: Sequence[Value | None],
+        shifts: Sequence[Value],
         sums: Sequence[Sequence[Node]],
         step: Node,
         prefetch: Sequence[Load],
@@ -147,12 +147,11 @@ class _Writer:
     def _read(self, register: Node) -> Value:
         return Value(tirx.BufferLoad(register, [_ZERO]), register_type(self.dtype), self.lanes)
 
-    def _power(self, code: Code, start: int, shift: Value | None) -> Value:
+    def _power(self, code: Code, start: int, shift: Value) -> Value:
         """The weights of one key for one vector of queries."""
         points = self._points(code, start)
         score = tir.widen(coerce(code, points.value(self.statement.score), self.dtype), self.lanes)
-        factor = code.constant(score, self.statement.factor)
-        exponent = code.mul(score, factor) if shift is None else code.fma(score, factor, code.neg(shift))
+        exponent = code.mul(code.sub(score, shift), code.constant(score, self.statement.factor))
         return math.weight(code, exponent, short=self.ways == 2)
 
     def _store(self, code: Code, start: int, powers: Sequence[Value]) -> None:

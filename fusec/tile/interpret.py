@@ -228,9 +228,8 @@ class _Interpreter:
         """The sum, then the weights, which may overwrite the scores."""
         row_sum, weights = statement.row_sum, statement.weights
         dtype = row_sum.dtype
-        exponent: ScalarExpr = Apply("mul", (statement.score, Const(statement.factor, dtype)), dtype)
-        if statement.shift is not None:
-            exponent = Apply("sub", (exponent, statement.shift), dtype)
+        less = Apply("sub", (statement.score, statement.shift), dtype)
+        exponent = Apply("mul", (less, Const(statement.factor, dtype)), dtype)
         power = Apply("exp2", (exponent,), dtype)
         domain = (statement.keys, statement.queries)
         indices = [tuple(_plain(i) for i in load.index) for load in (row_sum, weights)]

@@ -168,13 +168,13 @@ class Scan:
 
 @dataclass(frozen=True)
 class SoftmaxExp:
-    """What keys weigh for queries: ``weights = 2 ** (score * factor - shift)`` over keys and queries.
+    """What keys weigh for queries: ``weights = 2 ** ((score - shift) * factor)`` over keys and queries.
 
-    To ``row_sum``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
-    buffer's dtype. Where that is bf16, a power may be off by 2**-13 of itself. Without a shift, 0 is subtracted. On a
-    CPU the queries fill vectors, and weights of bf16 lie in pairs: those of two keys side by side, those of the next
-    query behind them. ``prefetch``: elements whose cache lines a CPU brings to its L2 meanwhile, at each key (each
-    pair of keys where weights are bf16).
+    The shift is subtracted first, so that a score that equals it weighs 1, however large it is. To ``row_sum``, one
+    number a query as ``shift`` is, the weights are added up before they are rounded to their buffer's dtype. Where that
+    is bf16, a power may be off by 2**-13 of itself. On a CPU the queries fill vectors, and weights of bf16 lie in
+    pairs: those of two keys side by side, those of the next query behind them. ``prefetch``: elements whose cache lines
+    a CPU brings to its L2 meanwhile, at each key (each pair of keys where weights are bf16).
     """
 
     keys: Iter
@@ -182,8 +182,8 @@ class SoftmaxExp:
     weights: Load
     row_sum: Load
     score: ScalarExpr
+    shift: Load
     factor: float
-    shift: Load | None = None
     prefetch: tuple[Load, ...] = ()
 
 

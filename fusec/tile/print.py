@@ -153,8 +153,7 @@ def _fetching(prefetch: tuple[Load, ...]) -> str:
 
 
 def _softmax_exp(statement: SoftmaxExp) -> str:
-    shift = f" - {print_scalar(statement.shift)}" if statement.shift is not None else ""
-    power = f"2 ** ({print_scalar(statement.score)} * {statement.factor}{shift})"
+    power = f"2 ** (({print_scalar(statement.score)} - {print_scalar(statement.shift)}) * {statement.factor})"
     targets = f"{print_scalar(statement.weights)}, {print_scalar(statement.row_sum)}"
     return f"softmax_exp {targets} <- {power}{_for((statement.keys, statement.queries))}{_fetching(statement.prefetch)}"
 

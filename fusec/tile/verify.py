@@ -192,11 +192,7 @@ class _Verifier:
         self.where = f"softmax_exp to {statement.weights.buffer}"
         domain = (statement.keys, statement.queries)
         inner = self.domain(domain, bound)
-        for load in (
-            statement.weights,
-            statement.row_sum,
-            *((statement.shift,) if statement.shift is not None else ()),
-        ):
+        for load in (statement.weights, statement.row_sum, statement.shift):
             self.buffer(load.buffer, "tile")
             self.access(load.buffer, load.index, known, inner, domain)
             shared = statement.keys.var in load.symbols

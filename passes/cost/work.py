@@ -230,10 +230,10 @@ class Counter:
         domain = (s.keys, s.queries)
         counts = [_count(it, values) for it in domain]
         stored, lanes = s.weights.dtype, self.target.lanes(s.row_sum.dtype.bits)
-        scaled_and_added = 2.0
+        shifted_scaled_and_added = 3.0
         score = instructions(s.score, s.queries.var, self.target, s.row_sum.dtype, halves=self.halves) - 1
         power, retained = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
-        each = score + scaled_and_added + power + retained + ITERATION / 4
+        each = score + shifted_scaled_and_added + power + retained + ITERATION / 4
         touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.row_sum))]
         vectors = counts[0] * _vectors(counts[1], lanes)
         return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)

@@ -21,7 +21,7 @@ LOG2E = 1.4426950408889634
 
 class Parts:
     """What ``count`` parts of the keys leave for each row: ``row_max`` and ``row_sum`` [count, others..., rows], and
-    ``out`` with the values behind. in_log2: the maxima are powers of two."""
+    ``out`` with the values behind. factor: of the maxima, as they are kept."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Parts:
         values: Dim,
         dtype: DType = f32,
         *,
-        in_log2: bool = False,
+        factor: float = 1.0,
     ) -> None:
-        self.context, self.count, self.others, self.dtype, self.in_log2 = context, count, others, dtype, in_log2
+        self.context, self.count, self.others, self.dtype, self.factor = context, count, others, dtype, factor
         shape = (count, *(i.extent if i.limit is None else i.limit for i in others), rows)
         self.row_max, self.row_sum = (self._scratch(name, shape) for name in ("part_max", "part_sum"))
         self.out = self._scratch("part_out", (*shape, values))
@@ -66,7 +66,7 @@ def combine(
     top, shift, row_sum = (_tile(parts, n, 1) for n in ("top", "shift", "row_sum"))
     weights, out = _tile(parts, "weights", 1, padded), _tile(parts, "out", 1, value.extent)
     weight = Load(weights, (one.var, part.var))
-    power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.row_max, index), Load(shift, at))
+    power = exp_of(Load(parts.row_max, index), Load(shift, at), parts.factor)
     code: list[Statement] = [
         Alloc(top),
         Reduce((one, part), top, at, "max", Load(parts.row_max, index)),
@@ -94,9 +94,9 @@ def times(a: ScalarExpr, factor: float) -> ScalarExpr:
     return a if factor == 1.0 else Apply("mul", (a, Const(factor, a.dtype)), a.dtype)
 
 
-def exp_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
-    """e to the power of ``a - b``, by a power of 2; exactly 1 where they are the same."""
-    return Apply("exp2", (times(Apply("sub", (a, b), a.dtype), LOG2E),), a.dtype)
+def exp_of(a: ScalarExpr, b: ScalarExpr, factor: float = 1.0) -> ScalarExpr:
+    """e to the power of ``(a - b) * factor``, by a power of 2; exactly 1 where they are the same."""
+    return Apply("exp2", (times(Apply("sub", (a, b), a.dtype), factor * LOG2E),), a.dtype)
 
 
 def exp2_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:

@@ -269,7 +269,7 @@ def buffers_in(block: Block) -> set[Buffer]:
                 found.update(x.buffer for x in (s.carry, *(x for value in s.values for x in loads(value))))
                 found.add(s.target)
             case SoftmaxExp():
-                found.update(x.buffer for x in (s.weights, s.row_sum, *loads(s.score)))
+                found.update(x.buffer for x in (s.weights, s.row_sum, s.shift, *loads(s.score)))
             case Alloc():
                 found.add(s.buffer)
             case _:

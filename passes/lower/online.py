@@ -9,20 +9,17 @@ from dataclasses import dataclass
 
 from fusec.ir.index import Expr, Index
 from fusec.ir.types import bool_
-from fusec.passes.lower.combine import LOG2E, exp2_of, exp_of, finite_or_zero, times
+from fusec.passes.lower.combine import LOG2E, exp_of, finite_or_zero
 from fusec.tile.nodes import Alloc, If, Iter, Map, Reduce, SoftmaxExp, Statement
 from fusec.tile.scalar import Apply, Const, Load, ScalarExpr
 
 
 @dataclass(frozen=True)
 class Score:
-    """A block's scores, ``value * factor``. huge: they may be far beyond products of queries and keys. exact: a query's
-    sums belong to its maximum, however little that grows; scores are then taken for huge.
-    """
+    """A block's scores, ``value * factor``. exact: a query's sums belong to its maximum, however little that grows."""
 
     value: ScalarExpr
     factor: float
-    huge: bool
     exact: bool = False
 
 
@@ -30,9 +27,9 @@ class Score:
 class OnlineState:
     """What the online softmax keeps of each query, in scratch.
 
-    row_max, row_sum: of the keys so far; the maximum is about the greatest score, times log2(e) where scores are not
-    huge. The others belong to one block: its maximum, what is subtracted, what earlier sums are multiplied by, and
-    (one number) whether they are.
+    row_max, row_sum: of the keys so far; the maximum is about that of the scores' values, without their factor. The
+    others belong to one block: its maximum, what is subtracted, what earlier sums are multiplied by, and (one number)
+    whether they are.
     """
 
     row_max: Load
@@ -59,8 +56,8 @@ def online_softmax(
 ) -> list[Statement]:
     """The weights of a block of keys, their sum, and what was summed up before brought to the same scale.
 
-    Scale and log2(e) are one multiply-add with the maximum; of huge scores the maximum is subtracted first, as their
-    product would lose the digits that count. Sums keep their scale while no query's maximum has grown by much: the
+    The maximum is subtracted first, then scale and log2(e) are one factor: the product of a large score would lose the
+    digits that count. Sums keep their scale while no query's maximum has grown by much: the
     weights are then a few powers of two above 1, which costs floats no digits (Zadouri and others, *FlashAttention-4*,
     2025). A query whose keys so far are all masked has a maximum of -inf; then 0 is subtracted.
     """
@@ -69,15 +66,9 @@ def online_softmax(
         *(state.row_max, state.row_sum, state.block_max, state.shift),
         *(state.scale, state.grown),
     )
-    found = higher if score.huge else times(higher, score.factor * LOG2E)
-    power = (exp_of if score.huge else exp2_of)(row_max, shift)
-    growth = Const(0.0 if score.exact else GROWTH / LOG2E if score.huge else GROWTH, d)
-    if score.huge:
-        weights_of = SoftmaxExp(
-            keys, queries, weights, row_sum, Apply("sub", (score.value, shift), d), LOG2E, None, prefetch
-        )
-    else:
-        weights_of = SoftmaxExp(keys, queries, weights, row_sum, score.value, score.factor * LOG2E, shift, prefetch)
+    factor = score.factor * LOG2E
+    growth = Const(0.0 if score.exact else GROWTH / factor, d)
+    weights_of = SoftmaxExp(keys, queries, weights, row_sum, score.value, shift, factor, prefetch)
 
     def put(target: Load, value: ScalarExpr, *more: Iter) -> Map:
         return Map((*more, queries), target.buffer, _plain(target), value)
@@ -87,7 +78,7 @@ def online_softmax(
     rescaled = (
         put(shift, finite_or_zero(higher)),
         Alloc(scale.buffer),
-        put(scale, power),
+        put(scale, exp_of(row_max, shift, score.factor)),
         put(row_max, higher),
         put(row_sum, Apply("mul", (row_sum, scale), d)),
         put(sums, Apply("mul", (sums, scale), d), values),
@@ -95,7 +86,7 @@ def online_softmax(
     return [
         Alloc(higher.buffer),
         Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
-        put(higher, Apply("maximum", (row_max, found), d)),
+        put(higher, Apply("maximum", (row_max, higher), d)),
         Alloc(grown.buffer),
         Reduce((queries,), grown.buffer, _plain(grown), "max", Apply("select", (passes, one, zero), d)),
         Alloc(shift.buffer),

@@ -146,15 +146,16 @@ struct Online {
             scores[i] = kMasked ? plan.score_masked(scores[i], rows[i / 2 % 2], along, along)
                                 : plan.score_whole(scores[i], rows[i / 2 % 2], along, along);
         }
-        float highest[2] = {row_max[0], row_max[1]}, shift[2], sum[2] = {0, 0};
+        float highest[2] = {row_max[0], row_max[1]}, sum[2] = {0, 0};
+        Shift<Plan> shift[2];
 #pragma unroll
         for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_max<Plan>(row_max[h], quad_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(row_max[h], quad_max(highest[h]), shift[h]);
         grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            scores[i] = weight_of<Plan>(scores[i], shift[i / 2 % 2]);
+            scores[i] = shift[i / 2 % 2].weight(scores[i]);
             sum[i / 2 % 2] += scores[i];
         }
 #pragma unroll

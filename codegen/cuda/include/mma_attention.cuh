@@ -52,7 +52,8 @@ struct MmaAttention {
     __device__ static void soften(const Plan& plan, float (&scores)[kScores][4], Online& o, int i, int row, int key) {
         key += accumulator_column();
         const typename Plan::Row rows[2] = {plan.at(row, key), plan.at(row + 8, key)};
-        float highest[2] = {o.row_max[i][0], o.row_max[i][1]}, shift[2], rescale[2], sum[2] = {0, 0};
+        float highest[2] = {o.row_max[i][0], o.row_max[i][1]}, rescale[2], sum[2] = {0, 0};
+        Shift<Plan> shift[2];
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll
@@ -63,12 +64,12 @@ struct MmaAttention {
                 highest[e / 2] = fmaxf(highest[e / 2], scores[j][e]);
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_max<Plan>(o.row_max[i][h], quad_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(o.row_max[i][h], quad_max(highest[h]), shift[h]);
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                scores[j][e] = weight_of<Plan>(scores[j][e], shift[e / 2]);
+                scores[j][e] = shift[e / 2].weight(scores[j][e]);
                 sum[e / 2] += scores[j][e];
             }
 #pragma unroll

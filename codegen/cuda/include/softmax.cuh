@@ -19,20 +19,47 @@ __device__ inline float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-/// The weight of a score by a plan's kScale and kSubtractsFirst: one multiply-add, unless its rounding would show.
-template <typename Plan>
-__device__ float weight_of(float score, float shift) {
-    if (Plan::kSubtractsFirst) return fast_exp2((score - shift) * Plan::kScale);
-    return fast_exp2(fmaf(score, Plan::kScale, -shift));
+/// The size in units of log2 from which on the maximum's product, rounded, is too far from the exact one of its score in a
+/// multiply-add: half a last digit is 8. Of two scores there the lower one weighs nothing beside the higher.
+constexpr float kLarge = 134217728;
+
+/// The least power of two that is no less than `x`.
+constexpr float power_from(float x) {
+    float power = 1;
+    while (power < x) power *= 2;
+    while (power * 0.5f >= x) power *= 0.5f;
+    return power;
 }
+
+/// What a row's scores are multiplied by and shifted by: weights are 2 to the power of a multiply-add. A large maximum is
+/// multiplied by a power of two, which is exact. With kSubtractsFirst the maximum is subtracted before.
+template <typename Plan>
+struct Shift {
+    float scale, shift;
+
+    __device__ void set(float highest) {
+        const bool none = highest == -infinity;
+        scale = Plan::kScale;
+        shift = none ? 0.0f : Plan::kSubtractsFirst ? highest : highest * Plan::kScale;
+        if (Plan::kSubtractsFirst || none || fabsf(shift) < kLarge) return;
+        constexpr float kPower = power_from(Plan::kScale);
+        scale = kPower;
+        shift = highest * kPower;
+    }
+
+    __device__ float weight(float score) const {
+        if (Plan::kSubtractsFirst) return fast_exp2((score - shift) * Plan::kScale);
+        return fast_exp2(fmaf(score, scale, -shift));
+    }
+};
 
 /// Raises a row's running maximum to `highest` where that is much more, and sets what the row's weights are shifted by;
 /// gives the factor for sums and results so far.
 template <typename Plan>
-__device__ float raise_max(float& row_max, float highest, float& shift) {
+__device__ float raise_max(float& row_max, float highest, Shift<Plan>& shift) {
     if ((highest - row_max) * Plan::kScale <= kGrowth) highest = row_max;
-    shift = highest == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest : highest * Plan::kScale;
-    const float rescale = weight_of<Plan>(row_max, shift);
+    shift.set(highest);
+    const float rescale = shift.weight(row_max);
     row_max = highest;
     return rescale;
 }

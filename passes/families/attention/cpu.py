@@ -18,10 +18,10 @@ from fusec.passes.families.attention.elements import AttentionParts, Elements, a
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
-from fusec.passes.lower.combine import LOG2E, Parts, combine, times
+from fusec.passes.lower.combine import Parts, combine
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
 from fusec.passes.lower.epilogue import epilogue_stores
-from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
+from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.sums import block_for
@@ -36,6 +36,15 @@ RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
 
 
+def is_stored(score: ScalarExpr) -> bool:
+    """Whether a changed score is stored between max and exp.
+
+    A product is: together with the subtraction it would be one multiply-add, which is not the product that the maximum
+    was found of.
+    """
+    return element_flops(score) > RECOMPUTE_FLOPS or (isinstance(score, Apply) and score.op == "mul")
+
+
 def lower_attention(context: LoweringContext, schedule: AttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by blocks of queries."""
     return _Attention(context, schedule).lower()
@@ -47,18 +56,15 @@ def elements_of(context: LoweringContext) -> tuple[AttentionParts, Elements]:
     return parts, find_elements(context.inliner, parts)
 
 
-def start_of(e: Elements, row_max: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
-    """What a query's maximum, held in ``row_max``, and its sum of exponentials start from: those of its sink alone.
-
-    The maximum is held in powers of two where it is not ``huge``.
-    """
+def start_of(e: Elements, row_max: Load) -> tuple[ScalarExpr, ScalarExpr]:
+    """What a query's maximum, held in ``row_max``, and its sum of exponentials start from: those of its sink alone."""
     dtype = row_max.dtype
     if e.sink is None:
         return Const(-inf, dtype), Const(0.0, dtype)
     sink = e.sink if e.sink.dtype == dtype else Apply("cast", (e.sink,), dtype)
     none = Apply("eq", (row_max, Const(-inf, dtype)), bool_)
     weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
-    return sink if huge else times(sink, LOG2E), weight
+    return sink, weight
 
 
 def keys_seen(context: LoweringContext) -> int | None:
@@ -84,7 +90,7 @@ class _Attention:
         match = self.match
         self.dtype: DType = accumulator_dtype(match.score_dot)
         self.exact = gives_rows(match)
-        self.huge = self.exact or may_be_huge(self.e.score)
+        self.factor = factor_of(self.match, self.e, self._cast(self.e.score))
         shape = match.value_dot.result.type.shape
         e, s = self.e, schedule
         self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
@@ -115,7 +121,7 @@ class _Attention:
         row_max, row_sum = self.tile("row_max", s.queries), self.tile("row_sum", s.queries)
         out = self.tile("acc", self.values, s.queries)
         zero = Const(0.0, self.dtype)
-        begin = first_state(e, Load(row_max, (self.qi,)), self.part if s.split > 1 else None, huge=self.huge)
+        begin = first_state(e, Load(row_max, (self.qi,)), self.part if s.split > 1 else None)
         first_max, first_sum = (reindex(x, self.shift) for x in begin)
         span = self._key_range()
         setup: list[Statement] = [
@@ -143,7 +149,7 @@ class _Attention:
         if s.split == 1:
             grid = Grid((*others, blocks), (*setup, step, *self._stores(out, row_max, row_sum)))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=span.skipped)
-        parts = Parts(self.context, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
+        parts = Parts(self.context, s.split, tuple(others), self.queries, one.extent, self.dtype, factor=self.factor)
         loads = (*(Load(b, (self.qi,)) for b in (row_max, row_sum)), Load(out, (self.dv, self.qi)))
         row = self.shift[e.point[e.query_axis]]
         leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
@@ -185,9 +191,9 @@ class _Attention:
         dot = Dot(self.block, self.lanes, depth, raw, key, Load(q, (e.depth, self.qi)), True, s.scores)
         code += in_blocks(dot, block_for(self.queries, self.keys))
         changed = self._changed(raw)
-        base, factor = (changed, 1.0) if self.huge else without_factor(changed)
+        base = changed if self.factor == 1.0 else without_factor(changed)[0]
         here = _reads_tiles_alone(base)
-        if not here or element_flops(base) > RECOMPUTE_FLOPS:
+        if not here or is_stored(base):
             code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
             base = raw
         at = (self.qi,)
@@ -196,7 +202,7 @@ class _Attention:
         state = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         acc = Load(out, (self.dv, self.qi))
         rows = Iter.over(self.dv, self.values)
-        score = Score(base, factor, self.huge, self.exact)
+        score = Score(base, self.factor, self.exact)
         code += online_softmax(self.block, self.lanes, score, raw, state, acc, rows)
         code += stage_value
         code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
@@ -294,14 +300,22 @@ def row_stores(
     return stores
 
 
+def factor_of(match: AttentionParts, e: Elements, score: ScalarExpr) -> float:
+    """A constant factor of all scores, by which a row's maximum is multiplied late.
+
+    1 where the maximum meets others: a sink, or where it is a result.
+    """
+    return 1.0 if e.sink is not None or gives_rows(match) else without_factor(score)[1]
+
+
 def gives_rows(match: AttentionParts) -> bool:
     """Whether a row's maximum or sum of exponentials is a result, too."""
     return match.row_max is not None or match.row_sum is not None
 
 
-def first_state(e: Elements, row_max: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
+def first_state(e: Elements, row_max: Load, part: Symbol | None) -> tuple[ScalarExpr, ScalarExpr]:
     """:meth:`Elements.start`; of parts of the keys only the first has the sink."""
-    sink, row_sum = start_of(e, row_max, huge=huge)
+    sink, row_sum = start_of(e, row_max)
     if e.sink is not None and part is not None:
         first = Apply("eq", (IndexValue(part), Const(0, i64)), bool_)
         sink = Apply("select", (first, sink, Const(-inf, row_max.dtype)), row_max.dtype)

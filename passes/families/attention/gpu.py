@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from math import inf, prod
+from math import ceil, inf, log2, prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
@@ -62,6 +62,9 @@ from fusec.tile.templates import AttentionNest, KeyLoop
 
 _SEEN = 128
 """Queries and keys of the blocks that are looked at for what a mask hides, whatever the kernel's are."""
+
+LARGE = 2.0**27
+"""The size of a maximum, in units of log2, from which on its product is too far from that of its score."""
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -346,13 +349,14 @@ class _Attention:
         key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
         value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
         weights = self.tile("weights", s.queries, s.keys)
-        names = ("block_max", "shift", "scale", "in_log2")
-        block_max, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
+        names = ("top", "block_max", "shift", "scale")
+        top, block_max, shift, scale = (self.tile(n, s.queries) for n in names)
         index, row = (self.qi, self.kj), (self.qi,)
         raw, weight = Load(scores, index), Load(weights, index)
-        at = {b: Load(b, row) for b in (row_max, row_sum, block_max, shift, scale, in_log2)}
-        higher = Apply("maximum", (at[row_max], times(at[block_max], loop.factor)), f32)
-        power = exp_of(raw, at[shift]) if loop.subtracts_first else exp2_of(times(raw, loop.scale), at[in_log2])
+        at = {b: Load(b, row) for b in (row_max, row_sum, top, block_max, shift, scale)}
+        higher = Apply("maximum", (at[row_max], times(at[top], loop.factor)), f32)
+        product, product_code = self._products(loop, at[top], at[shift])
+        power = exp_of(raw, at[shift]) if product is None else exp2_of(Apply("mul", (raw, product[0]), f32), product[1])
         power = zero_beyond(power, keys)
         domain = (rows, keys)
         acc = Load(out, (self.qi, self.vi))
@@ -367,16 +371,16 @@ class _Attention:
             code.append(Map((self.q if reads else rows, keys), scores, index, loop.score))
         return [
             *code,
+            Alloc(top),
+            Reduce(domain, top, row, "max", raw),
             Alloc(block_max),
-            Reduce(domain, block_max, row, "max", raw),
             Map((rows,), block_max, row, higher),
             Alloc(shift),
             Map((rows,), shift, row, finite_or_zero(at[block_max])),
             Alloc(scale),
             Map((rows,), scale, row, exp_of(at[row_max], at[shift])),
             Map((rows,), row_max, row, at[block_max]),
-            Alloc(in_log2),
-            Map((rows,), in_log2, row, times(at[shift], LOG2E)),
+            *product_code,
             Alloc(weights),
             Map((rows, Iter(self.kj, s.keys)), weights, index, power),
             Map((rows,), row_sum, row, Apply("mul", (at[row_sum], at[scale]), f32)),
@@ -385,6 +389,34 @@ class _Attention:
             *value_code,
             Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS, self.tf32[1]),
         ]
+
+    def _products(self, loop: KeyLoop, top: Load, shift: Load) -> tuple[tuple[Load, Load] | None, list[Statement]]:
+        """What a row's scores are multiplied by and what is then subtracted, for exponents that are a multiply-add.
+
+        The maximum's product, rounded, is far from the exact one where it is LARGE. There scores are multiplied by a
+        power of two, which is exact; those of a block without the maximum weigh nothing. None where the maximum is
+        subtracted first.
+        """
+        if loop.subtracts_first:
+            return None, []
+        s, rows = self.schedule, (Iter(self.qi, self.schedule.queries),)
+        by, less = (Load(self.tile(name, s.queries), (self.qi,)) for name in ("by", "in_log2"))
+        power = 2.0 ** ceil(log2(loop.scale))
+
+        def constant(value: float) -> Const:
+            return Const(value, f32)
+
+        in_log2 = times(shift, LOG2E)
+        large = Apply("ge", (Apply("abs", (in_log2,), f32), constant(LARGE)), bool_)
+        here = Apply("ge", (times(top, loop.factor), shift), bool_)
+        exact = Apply("select", (here, times(top, power), constant(inf)), f32)
+        code: list[Statement] = [
+            Alloc(by.buffer),
+            Map(rows, by.buffer, (self.qi,), Apply("select", (large, constant(power), constant(loop.scale)), f32)),
+            Alloc(less.buffer),
+            Map(rows, less.buffer, (self.qi,), Apply("select", (large, exact, in_log2), f32)),
+        ]
+        return (by, less), code
 
     def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:
         return score_over(raw, reindex(score, self.shift), self.e.raw_score)

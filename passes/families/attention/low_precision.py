@@ -19,13 +19,14 @@ from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.cpu import (
     MANY_QUERIES,
-    RECOMPUTE_FLOPS,
     attention_stores,
     elements_of,
+    factor_of,
     find_keys,
     finish_parts,
     first_state,
     gives_rows,
+    is_stored,
     part_stores,
     row_stores,
 )
@@ -34,8 +35,8 @@ from fusec.passes.families.attention.found_keys import FoundKeys
 from fusec.passes.families.attention.schedule.cpu import LowPrecisionAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.lower.combine import Parts
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
-from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_conditions, without_factor
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
+from fusec.passes.lower.mask import KeyRange, key_range, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
@@ -81,7 +82,8 @@ class _LowPrecisionAttention:
         if s.task % s.queries or s.chunk % s.keys:
             raise LoweringError(f"tasks of {s.task} and chunks of {s.chunk} are no whole blocks")
         self.exact = gives_rows(match)
-        self.huge = self.exact or may_be_huge(e.score)
+        one = Load(Buffer("scores", f32, (1, 1), (1, 1), "tile"), (0, 0))
+        self.factor = factor_of(match, e, score_over(one, e.score, e.raw_score))
         self.per = s.task // s.queries
         self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.task)))
         self.seen = self._span(s.task, s.keys, self.qo)[0] if s.shared else KeyRange(0, self.keys, 0.0)
@@ -160,7 +162,7 @@ class _LowPrecisionAttention:
         """Each task has a chunk of the keys."""
         row_max, row_sum, out = state
         value = Iter(self.dv, self.values)
-        parts = Parts(self.context, self.chunks, others, self.queries, self.values, in_log2=not self.huge)
+        parts = Parts(self.context, self.chunks, others, self.queries, self.values, factor=self.factor)
         at = (self.qs, self.qi)
         loads = (Load(row_max, at), Load(row_sum, at), Load(out, (self.qs, self.dv, self.qi)))
         leave = part_stores(parts, parts.at(self.part, add(self.first, self.qi)), self.live, value, loads)
@@ -283,7 +285,7 @@ class _LowPrecisionAttention:
         row_max, row_sum = (self.tile(n, f32, self.per, s.queries) for n in ("row_max", "row_sum"))
         out = self.tile("acc", f32, self.per, self.rows, s.queries)
         at = (self.qs, self.qi)
-        whole = first_state(e, Load(row_max, at), self.part if self.shares else None, huge=self.huge)
+        whole = first_state(e, Load(row_max, at), self.part if self.shares else None)
         first, sums = (reindex(x, self.shift) for x in whole)
         blocks = self.lanes if e.sink is None else self.live
         begin: tuple[Statement, ...] = (
@@ -347,14 +349,14 @@ class _LowPrecisionAttention:
             Alloc(scores),
             Dot(self.block, self.lanes, Iter(self.di, self.depth), raw, key, query, True, s.scores),
         ]
-        element, factor = self._changed(score, raw, ragged, code)
+        element = self._changed(score, raw, ragged, code)
         pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
         at, names = (self.qs, self.qi), ("block_max", "shift", "scale")
         own = [Load(self.tile(n, f32, s.queries), (self.qi,)) for n in names]
         own.append(Load(self.tile("grown", f32, 1), (0,)))
         online = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         accs, rows = Load(out, (self.qs, self.dv, self.qi)), Iter(self.dv, self.rows)
-        changed = Score(element, factor, self.huge, self.exact)
+        changed = Score(element, self.factor, self.exact)
         softmax = online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows, self._next_task())
         code += [Alloc(weights), *softmax]
         code.append(Dot(rows, self.lanes, self.block, accs, value, pairs, False, s.values))
@@ -397,13 +399,13 @@ class _LowPrecisionAttention:
             found.append(read_next)
         return tuple(found)
 
-    def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:
+    def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> ScalarExpr:
         """The score as the user changes it, but for a factor; -inf beyond the last key.
 
         What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores instead.
         """
         changed = score_over(raw, reindex(score, self.shift), self.e.raw_score)
-        base, factor = (changed, 1.0) if self.huge else without_factor(changed)
+        base = changed if self.factor == 1.0 else without_factor(changed)[0]
         index = (self.kj, self.qi)
         if reads_memory(base):
             keys = Iter(self.kj, self.s.keys, limit_of(self.keys, self.s.keys, self.k0) if ragged else None)
@@ -412,10 +414,10 @@ class _LowPrecisionAttention:
         if ragged:
             there = Apply("lt", (IndexValue(add(self.k0, self.kj)), Const(self.keys, i64)), bool_)
             base = Apply("select", (there, base, Const(-inf, f32)), f32)
-        if element_flops(base) > RECOMPUTE_FLOPS:
+        if is_stored(base):
             code.append(Map((self.block, self.lanes), raw.buffer, index, base))
             base = raw
-        return base, factor
+        return base
 
     def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Store]:
         *rows, out = state

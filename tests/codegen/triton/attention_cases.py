@@ -74,6 +74,10 @@ def full(q: Any, k: Any, v: Any) -> Any:
     return finish(scores(q, k), v)
 
 
+def enlarged(attention: Function) -> Function:
+    return lambda q, k, v: attention(q * 1e5, k * 1e5, v)
+
+
 def divided(q: Any, k: Any, v: Any) -> Any:
     s = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
     return torch.einsum("bhij,bhjd->bhid", torch.softmax(s, -1, dtype=torch.float32).to(v.dtype), v)
@@ -252,6 +256,8 @@ ATTENTION: dict[str, Case] = {
     "an_empty_batch": Case(an_empty_batch, (2, 1, 70, 64), (2, 1, 130, 64), (((2, 130), torch.int64),)),
     "lengths": Case(lengths, (2, 1, 70, 64), (2, 1, 130, 64), (((2,), torch.int64),)),
     "additive_lowest": Case(additive_lowest, (2, 1, 70, 64), (2, 1, 130, 64), (((2, 130), torch.int64),)),
+    "scores_of_1e11": Case(enlarged(full), *same(1, 2, 130, 32), dtype=torch.float32),
+    "scores_of_1e11_causal": Case(enlarged(masked(lambda i, j: j <= i)), *same(1, 2, 130, 32)),
     "additive": Case(additive, (2, 1, 70, 64), (2, 1, 130, 64), (((2, 1, 70, 130), HALF),)),
     "additive_f32": Case(additive, (2, 1, 70, 64), (2, 1, 130, 64), (((70, 130), torch.float32),)),
     "relative_bias": Case(relative_bias, *same(1, 2, 130, 64), (((2, 33), HALF),)),

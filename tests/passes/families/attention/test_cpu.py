@@ -226,3 +226,13 @@ def test_maxima_that_grow(change, step):
     q[...], k[...] = 0, 0
     q[:, :, ::2, 0], q[:, :, 1::2, 0], k[..., 0] = 1, 0.25, np.arange(70) * step
     joined(attention(change), [q, k, v], split=2)
+
+
+@pytest.mark.parametrize("change", ["%z = copy(%s)", "%z = mul(%s, f32(0.3))", "%z = mul(%s, f32(-0.3))"])
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e15])
+def test_scores_whose_product_with_a_factor_is_far_from_exact(change, size):
+    """Two keys that share a row's maximum, in two parts of the keys, weigh the same; the others nothing."""
+    q, k, v = random_inputs(parse(attention()))
+    k[:, :, 65] = k[:, :, 3]
+    q, k = q * np.float32(size), k * np.float32(size)
+    joined(attention(change), [q, k, v], split=2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from programs import check
+from programs import check, random_inputs
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Graph
@@ -109,3 +110,15 @@ def test_heads_too_wide_for_a_block_are_attended_to_in_pieces() -> None:
 def test_long_rows_of_scores_are_no_reduction_of_their_own() -> None:
     program = lowered(sdpa(8, 2, 1, 65536))
     assert [k.kind for k in program.kernels] == ["attention", "row"]
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("size", [1e3, 3e4, 1e6, 1e15])
+def test_scores_whose_product_with_a_factor_is_far_from_exact(size: float, queries: int) -> None:
+    """A key of the first block and one of the last that share a row's maximum weigh the same; the others nothing."""
+    graph = sdpa(2, 2, queries, 300, size=32)
+    q, k, v = random_inputs(graph)
+    k[:, :, 290] = k[:, :, 3]
+    k[:, :, 150] = 0
+    run = check(graph, [q * np.float32(size), k * np.float32(size), v], target=TARGET.name, slack=4, atol=1e-6)
+    assert run.kernels[0] == "attention"

@@ -11,7 +11,7 @@ import pytest
 from amx import executed
 from attentions import beside_a_sink
 from fixed_schedule import Fixed
-from programs import Built, Run, build, check_built
+from programs import Built, Run, build, check_built, random_inputs
 
 from fusec.errors import LoweringError
 from fusec.ir.index import symbols_of
@@ -369,3 +369,16 @@ def test_candidates():
 def _fits(s: LowPrecisionAttentionSchedule, target: CpuTarget) -> bool:
     step = 32 if target.multiplies_in_tiles(bf16) else 2
     return s.task % s.queries == 0 and s.chunk % s.keys == 0 and s.keys % step == 0
+
+
+@targets
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e15])
+def test_scores_whose_product_with_a_factor_is_far_from_exact(target, size, shared):
+    """Of keys that share a row's maximum each weighs the same, and the others nothing."""
+    text = attention(40, 70, 16, 8, ("%z = mul(%s, bf16(0.2))",))
+    q, k, v = random_inputs(parse(text))
+    k[:, :, 65] = k[:, :, 3]
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=shared)
+    factor = np.asarray(size, q.dtype)
+    through(text, target, chosen, [q * factor, k * factor, v])
