@@ -111,7 +111,7 @@ def _links(op: Op) -> Iterator[Link]:
         case ArgReduceAttributes(axis):
             yield from _dropped(len(shapes[0]), (axis,))
         case ScanAttributes(axis) | AxisAttributes(axis):
-            yield from ((0, k, 0, k) for k in range(len(result)) if k != axis)
+            yield from ((n, k, 0, k) for n in range(len(shapes)) for k in range(len(result)) if k != axis)
         case NormAttributes(axes):
             yield from ((0, k, 0, k) for k in range(len(result)) if k not in axes)
         case ConcatAttributes(axis):

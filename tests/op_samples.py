@@ -185,6 +185,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample((_X, _X, t(f32, 2, 1)), ScanAttributes(1)),
         Sample((t(bf16, B, 4), t(bf16, B, 4), t(bf16, 1, 4)), ScanAttributes(0, True)),
         Sample((_INT, _INT, t(i32, 1, 3)), ScanAttributes(0), below=4),
+        Sample((_X, _X, t(f32, 2, 1)), ScanAttributes(1, True, last=True)),
     ),
     "dot": many(
         Sample((t(f32, B, 4), t(f32, 5, 4)), DotAttributes((1,), (1,))),

@@ -81,10 +81,14 @@ class ArgReduceAttributes(Attributes):
 
 @dataclass(frozen=True)
 class ScanAttributes(Attributes):
-    """Running reduction along an axis, from its first position on or, ``reverse``, from its last one."""
+    """Running reduction along an axis, from its first position on or, ``reverse``, from its last one.
+
+    ``last``: of a recurrence the result at the last position that it comes to, alone.
+    """
 
     axis: int
     reverse: bool = False
+    last: bool = False
 
 
 @dataclass(frozen=True)

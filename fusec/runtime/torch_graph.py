@@ -178,7 +178,7 @@ def _recurrence(attributes: ScanAttributes) -> Function:
         for t in reversed(order) if attributes.reverse else order:
             before = factor.select(axis, t) * before + x.select(axis, t)
             found.select(axis, t).copy_(before)
-        return found
+        return before.unsqueeze(axis) if attributes.last else found
 
     return run
 

@@ -76,6 +76,12 @@ def pointwise(scan: Op) -> tuple[Value, ...]:
     return scan.operands[:2]
 
 
+def made_pointwise(scan: Op) -> tuple[Value, ...]:
+    """What a scan reads and makes at each of its points."""
+    last = isinstance(scan.attributes, ScanAttributes) and scan.attributes.last
+    return pointwise(scan) if last else (*pointwise(scan), scan.result)
+
+
 class Partition:
     """Who owns which op, and the questions that fusions ask of a graph."""
 

@@ -40,7 +40,7 @@ class Lifted:
 
 @dataclass(frozen=True)
 class _Chained:
-    """A recurrence: the number of each of its results, all of them as one, and what they start from (number -1)."""
+    """A recurrence: where each of its results is, all of them as one, and what they start from, beside the first."""
 
     places: dict[Value, int]
     whole: Lifted
@@ -63,10 +63,10 @@ class Lifter:
         """Parts that are made of results of recurrences."""
         self._names = {v.name for v in graph.inputs} | {r.name for op in graph.ops for r in op.results}
 
-    def add_chain(self, results: Parts, whole: Lifted, start: Value) -> None:
-        """Says what the results of a recurrence are as one."""
-        places = {v: t for t, v in enumerate(results)}
-        places.setdefault(start, -1)
+    def add_chain(self, results: Parts, whole: Lifted, start: Value, *, reverse: bool) -> None:
+        """Says what the results of a recurrence are as one; ``reverse``: the last of them comes first there."""
+        places = {v: t for t, v in enumerate(reversed(results) if reverse else results)}
+        places.setdefault(start, len(results) if reverse else -1)
         self.chains.update(dict.fromkeys(results, _Chained(places, whole, start)))
 
     def lift(self, parts: Parts) -> Lifted | None:
@@ -188,19 +188,21 @@ class Lifter:
         step = numbers[1] - numbers[0]
         if step == 0 or numbers != list(range(numbers[0], numbers[0] + step * len(parts), step)):
             return None
-        if min(numbers) >= 0:
+        before = chain.places[chain.start]
+        if before not in numbers:
             return self._picked(chain.whole, numbers[0], step, len(numbers))
-        return self._picked(self._with_start(chain), numbers[0] + 1, step, len(numbers))
+        return self._picked(self._with_start(chain, before), numbers[0] + (before < 0), step, len(numbers))
 
-    def _with_start(self, chain: _Chained) -> Lifted:
-        """All results, behind what they start from."""
+    def _with_start(self, chain: _Chained, place: int) -> Lifted:
+        """All results, and what they start from at the side where they begin."""
         value, at = chain.whole.value, chain.whole.at
         assert at is not None
         first = self.aligned(Lifted(chain.start, None), value.type.rank - 1, at)
         shape = tuple(1 if a == at else n for a, n in enumerate(value.type.shape))
         if first.type.shape != shape:
             first = self.emit("broadcast", first, like=chain.start, attributes=ShapeAttributes(shape))
-        return Lifted(self.emit("concat", first, value, like=value, attributes=ConcatAttributes(at)), at)
+        both = (first, value) if place < 0 else (value, first)
+        return Lifted(self.emit("concat", *both, like=value, attributes=ConcatAttributes(at)), at)
 
     def _picked(self, x: Lifted, first: int, step: int, count: int) -> Lifted:
         """So many positions of a value along the axis of the step."""

@@ -32,52 +32,66 @@ def roll_loops(graph: Graph) -> Graph:
     while found:  # a chain may read what another one, which begins behind it, had a step before
         left, waiting, found = [], left, False
         for chain in waiting:
-            whole = _recurrence(lifter, chain)
-            if whole is None:
+            made = _recurrence(lifter, chain)
+            if made is None:
                 left.append(chain)
                 continue
+            whole, reverse = made
             found = True
-            lifter.add_chain(chain.results, whole, chain.start)
-            for t, value in enumerate(chain.results):
+            lifter.add_chain(chain.results, whole, chain.start, reverse=reverse)
+            for t, value in enumerate(reversed(chain.results) if reverse else chain.results):
                 replaced[value] = _step(lifter, whole, t, value)
     if not replaced:
         return graph
     for meeting in find_meetings(graph, FEWEST_STEPS - 1):
-        made = _met(lifter, meeting)
-        if made is not None:
-            replaced[meeting.op.result] = made
+        met = _met(lifter, meeting)
+        if met is not None:
+            replaced[meeting.op.result] = met
     ordered = _in_order(graph, lifter.ops, replaced)
-    return graph if ordered is None else dce(ordered)
+    return graph if ordered is None else _last_alone(dce(ordered))
 
 
-def _recurrence(lifter: Lifter, chain: Chain) -> Lifted | None:
-    """All steps of a chain as one."""
-    result = chain.results[0]
+def _recurrence(lifter: Lifter, chain: Chain) -> tuple[Lifted, bool] | None:
+    """All steps of a chain as one, and whether the last step comes first there: as it does in what they read."""
     mark = len(lifter.ops)
-    factor = lifter.lift(tuple(s.factor for s in chain.steps))
-    term = lifter.lift(tuple(s.term for s in chain.steps))
-    places = [x.at for x in (term, factor) if x is not None and x.at is not None]
-    if factor is None or term is None or not places:
+    made = _along(lifter, chain, reverse=False)
+    if made is None:
         lifter.forget(mark)
+        return None
+    if not any(_goes_down(op) for op in lifter.ops[mark:]):
+        return made, False
+    lifter.forget(mark)
+    made = _along(lifter, chain, reverse=True)
+    assert made is not None, "steps that are alike in one order are in the other"
+    return made, True
+
+
+def _goes_down(op: Op) -> bool:
+    return isinstance(op.attributes, SliceAttributes) and any(step < 0 for step in op.attributes.steps)
+
+
+def _along(lifter: Lifter, chain: Chain, *, reverse: bool) -> Lifted | None:
+    result = chain.results[0]
+    steps = chain.steps[::-1] if reverse else chain.steps
+    factor = lifter.lift(tuple(s.factor for s in steps))
+    term = lifter.lift(tuple(s.term for s in steps))
+    if factor is None or term is None or factor.at is term.at is None:
         return None
     rank, shape = result.type.rank, result.type.shape
     full = [x.at for x in (term, factor) if x.at is not None and x.value.type.rank == rank + 1]
     at = full[0] if full else 0
-    whole = (*shape[:at], len(chain.steps), *shape[at:])
-    location = lifter.producers[result].location
-    dtype = factor.value.type.dtype
-    operands = [_broadcast(lifter, x, rank, at, whole, result) for x in (term, factor)]
+    operands = [_broadcast(lifter, x, (*shape[:at], len(steps), *shape[at:]), at, result) for x in (term, factor)]
     if chain.subtracts:
         operands[0] = lifter.emit("neg", operands[0], like=result)
-    first = (*shape[:at], 1, *shape[at:])
-    operands.append(_broadcast(lifter, Lifted(chain.start, None), rank, at, first, result))
-    operands = [lifter.cast(v, dtype) for v in operands]
-    made = lifter.emit("recurrence", *operands, like=result, attributes=ScanAttributes(at), location=location)
+    operands.append(_broadcast(lifter, Lifted(chain.start, None), (*shape[:at], 1, *shape[at:]), at, result))
+    operands = [lifter.cast(v, factor.value.type.dtype) for v in operands]
+    location = lifter.producers[result].location
+    made = lifter.emit("recurrence", *operands, like=result, attributes=ScanAttributes(at, reverse), location=location)
     return Lifted(lifter.cast(made, result.type.dtype), at)
 
 
-def _broadcast(lifter: Lifter, x: Lifted, rank: int, at: int, shape: tuple[Dim, ...], like: Value) -> Value:
-    value = lifter.aligned(x, rank, at)
+def _broadcast(lifter: Lifter, x: Lifted, shape: tuple[Dim, ...], at: int, like: Value) -> Value:
+    value = lifter.aligned(x, len(shape) - 1, at)
     if value.type.shape == shape:
         return value
     return lifter.emit("broadcast", value, like=like, attributes=ShapeAttributes(shape))
@@ -94,7 +108,7 @@ def _met(lifter: Lifter, meeting: Meeting) -> Value | None:
     """What the parts give together, where they follow a recurrence; the first or the last may be another value."""
     parts, axis = meeting.parts, meeting.axis
     for begin, end in ((0, len(parts)), (1, len(parts)), (0, len(parts) - 1)):
-        made = _along(lifter, parts[begin:end], axis)
+        made = _together(lifter, parts[begin:end], axis)
         if made is None:
             continue
         rest = (*parts[:begin], made, *parts[end:])
@@ -104,7 +118,7 @@ def _met(lifter: Lifter, meeting: Meeting) -> Value | None:
     return None
 
 
-def _along(lifter: Lifter, parts: tuple[Value, ...], axis: int) -> Value | None:
+def _together(lifter: Lifter, parts: tuple[Value, ...], axis: int) -> Value | None:
     inner = tuple(_without(lifter, v, axis) for v in parts)
     whole = tuple(v for v in inner if v is not None)
     stacked = len(whole) == len(parts)
@@ -149,3 +163,31 @@ def _in_order(graph: Graph, made: list[Op], replaced: dict[Value, Value]) -> Gra
             if left[reader] == 0:
                 heappush(ready, reader)
     return None if len(ordered) < len(ops) else graph.with_ops(ordered, outputs)
+
+
+def _last_alone(graph: Graph) -> Graph:
+    """The graph without results of recurrences that nothing reads but the last one."""
+    uses, outputs = graph.uses(), set(graph.outputs)
+    ended: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        readers = uses[op.result] if op.name == "recurrence" and op.result not in outputs else []
+        if readers and all(_takes_last(reader, op.expect(ScanAttributes)) for reader in readers):
+            made = Value(op.operands[2].type, op.result.name)
+            op = replace(op, attributes=replace(op.expect(ScanAttributes), last=True), results=(made,))
+            ended.update((reader.result, made) for reader in readers)
+        elif len(op.results) == 1 and op.result in ended:
+            continue
+        ops.append(replace(op, operands=tuple(ended.get(v, v) for v in op.operands)))
+    return graph.with_ops(ops, tuple(ended.get(v, v) for v in graph.outputs)) if ended else graph
+
+
+def _takes_last(reader: Op, scan: ScanAttributes) -> bool:
+    """Whether an op is a slice of the last position that a scan comes to, and of all other axes."""
+    if not isinstance(cut := reader.attributes, SliceAttributes) or reader.name != "slice":
+        return False
+    shape = reader.operands[0].type.shape
+    length = shape[scan.axis]
+    assert isinstance(length, int), "a loop has a number of steps"
+    last = 0 if scan.reverse else length - 1
+    return cut == SliceAttributes.of_axes(shape, {scan.axis: (last, last + 1)})

@@ -69,6 +69,8 @@ def _scan(name: str, monoid: Monoid) -> OpDef:
     def rule(types: Types, attributes: ScanAttributes) -> Types:
         require_kind(types, monoid.kinds)
         require_axes((attributes.axis,), types[0])
+        if attributes.last:
+            raise TypeRuleError(f"the last result of {name} is a reduction")
         return types
 
     def reference(arrays: Arrays, attributes: ScanAttributes) -> Array:
@@ -93,7 +95,9 @@ def _recurrence() -> OpDef:
         before = tuple(1 if a == attributes.axis else n for a, n in enumerate(x.shape))
         if start.shape != before:
             raise TypeRuleError(f"{x} along axis {attributes.axis} starts from {list(before)}, not from {start}")
-        return (x,)
+        if attributes.last and x.shape[attributes.axis] == 0:
+            raise TypeRuleError(f"{x} has no last position along axis {attributes.axis}")
+        return (start if attributes.last else x,)
 
     def reference(arrays: Arrays, attributes: ScanAttributes) -> Array:
         x, factor, start = widened(arrays)
@@ -103,6 +107,7 @@ def _recurrence() -> OpDef:
         x, factor, rows = (np.moveaxis(array, axis, 0) for array in (x, factor, found))
         for t in reversed(order) if attributes.reverse else order:
             before = rows[t] = factor[t] * before + x[t]
+        found = np.expand_dims(before, axis) if attributes.last else found
         return found.astype(arrays[0].dtype, copy=False)
 
     return define("recurrence", "scan", ScanAttributes, (3, 3), rule, reference, monoid=MONOIDS["sum"])

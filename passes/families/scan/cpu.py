@@ -23,7 +23,7 @@ def lower_scan(context: LoweringContext, schedule: ScanSchedule) -> LoweredGroup
     if schedule.parts == 1:
         rows = ScanRows(context, cut, wide_of)
         code = [s for op in rows.scans for s in rows.carry(op)]
-        code += rows.chunks(_streamed(context, rows.scanned(), schedule))
+        code += [*rows.chunks(_streamed(context, rows.scanned(), schedule)), *rows.ended()]
         return context.finish("scan", (_grid(rows, code, schedule.task_rows),), details)
     return _in_parts(context, cut, schedule, details)
 

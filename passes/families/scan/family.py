@@ -19,7 +19,7 @@ from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[ScanSchedule]:
-    shape, axis = scans_of(context)[0].result.type.shape, attributes_of(context).axis
+    shape, axis = scans_of(context)[0].operands[0].type.shape, attributes_of(context).axis
     cuts = scans_of(context)[0].result.type.is_static and independent(context)
     length, others = most(shape[axis]), [most(n) for a, n in enumerate(shape) if a != axis]
     if not runs_across(context):
@@ -37,7 +37,7 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Triton alone writes scans."""
-    result, axis = scans_of(context)[0].result, attributes_of(context).axis
+    result, axis = scans_of(context)[0].operands[0], attributes_of(context).axis
     shape = result.type.shape
     length, others = machine.extent(shape[axis]), [machine.extent(n) for a, n in enumerate(shape) if a != axis]
     across, cuts = runs_across(context), result.type.is_static and independent(context)

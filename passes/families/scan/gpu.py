@@ -17,7 +17,7 @@ def lower_scan(context: LoweringContext, schedule: GpuScanSchedule) -> LoweredGr
     rows = ScanRows(context, cut, _wide)
     code = [s for op in rows.scans for s in rows.carry(op)]
     if schedule.parts == 1:
-        grid = _grid(rows, [*code, *rows.chunks(rows.scanned())])
+        grid = _grid(rows, [*code, *rows.chunks(rows.scanned()), *rows.ended()])
         traits = WALKING_BLOCKS if schedule.chunk == 1 else ROW_BLOCKS
         return context.finish("scan", (grid,), schedule.describe(), traits)
     totals = rows.totals()

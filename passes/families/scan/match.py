@@ -15,7 +15,7 @@ from fusec.passes.groups.grow import (
     is_cheap,
     scans_with,
 )
-from fusec.passes.groups.partition import Group, Partition, pointwise
+from fusec.passes.groups.partition import Group, Partition, made_pointwise, pointwise
 from fusec.passes.outputs import is_call
 
 
@@ -24,7 +24,7 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
     for op in partition.graph.ops:
         if op in partition.owner or op.definition.kind != "scan" or is_call(op):
             continue
-        group = Group("scan", op.result.type.shape)
+        group = Group("scan", op.operands[0].type.shape)
         _seed(partition, group, op)
         for value in pointwise(op):
             absorb_upstream(partition, group, value)
@@ -37,7 +37,7 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
 def _seed(partition: Partition, group: Group, op: Op) -> None:
     group.scanned = op.expect(ScanAttributes)
     group.anchors.append(op)
-    for value in (*pointwise(op), op.result):
+    for value in made_pointwise(op):
         group.position[value] = group.identity
     partition.add(group, [op])
 
@@ -46,7 +46,7 @@ def _join_siblings(partition: Partition, group: Group) -> None:
     """Another scan of a value that this group reads or makes joins it."""
     read = {v for inner in group.ops for v in (*partition.sources(inner), *inner.results)}
     for op in partition.graph.ops:
-        if op in partition.owner or not scans_with(group, op) or op.result.type.shape != group.domain:
+        if op in partition.owner or not scans_with(group, op) or op.operands[0].type.shape != group.domain:
             continue
         if is_call(op) or not any(v in read for v in pointwise(op)):
             continue

@@ -17,7 +17,7 @@ from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.families.row.cpu import is_map, merge_axes, reduced_is_innermost
-from fusec.passes.groups.partition import Group, pointwise, positions_of, set_positions
+from fusec.passes.groups.partition import Group, made_pointwise, pointwise, positions_of, set_positions
 from fusec.passes.lower.context import LoweringContext, element_flops, expect_index, position_at, prefer_index
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Scan, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
@@ -55,7 +55,7 @@ def attributes_of(context: LoweringContext) -> ScanAttributes:
 def runs_across(context: LoweringContext) -> bool:
     """Whether neighbours in memory are of neighbouring rows."""
     op, axis = scans_of(context)[0], attributes_of(context).axis
-    shape = op.result.type.shape
+    shape = op.operands[0].type.shape
     retained = tuple(a for a in range(len(shape)) if a != axis)
     return not reduced_is_innermost(context, op, shape, retained)
 
@@ -91,7 +91,7 @@ class ScanRows:
     ) -> None:
         self.context, self.cut, self.wide = context, cut, wide
         self.scans, self.attributes = scans_of(context), attributes_of(context)
-        self.shape = self.scans[0].result.type.shape
+        self.shape = self.scans[0].operands[0].type.shape
         axis = self.attributes.axis
         retained = tuple(a for a in range(len(self.shape)) if a != axis)
         split = len(retained) if not cut.beside else 0 if cut.flat else len(retained) - 1
@@ -192,8 +192,20 @@ class ScanRows:
             made = self.tile(self.context.name_of(op.result), op.result.type.dtype.accumulator)
             factor = self.element(op.operands[1]) if op.name == "recurrence" else None
             code += [Alloc(made), self.scan(op, made, self.element(op.operands[0]), factor)]
-            self._leaf(op.result, made)
-        return [*code, *(self._store(value) for value in self.context.body.outputs)]
+            if not self.attributes.last:
+                self._leaf(op.result, made)
+        ends = self._ends()
+        return [*code, *(self._store(value) for value in self.context.body.outputs if value not in ends)]
+
+    def ended(self) -> list[Statement]:
+        """Stores results of which there is the last one alone."""
+        first = tuple(substitute(i, {self.e: 0}) for i in self.point)
+        index = tuple(substitute(i, self.shift) for i in first)
+        carries = ((value, Load(self.carries[op], self.row_index)) for value, op in self._ends().items())
+        return [Store(self.row_domain, self.context.buffers[v], index, carry) for v, carry in carries]
+
+    def _ends(self) -> dict[Value, Op]:
+        return {op.result: op for op in self.scans} if self.attributes.last else {}
 
     def scan(self, op: Op, made: Buffer, element: ScalarExpr, factor: ScalarExpr | None = None) -> Scan:
         """A scan of a chunk into scratch."""
@@ -276,9 +288,9 @@ class ScanRows:
 
 def _group_of(context: LoweringContext, scans: list[Op]) -> Group:
     """The positions of a scan group's values over the domain."""
-    group = Group("scan", scans[0].result.type.shape)
+    group = Group("scan", scans[0].operands[0].type.shape)
     for op in scans:
-        for value in (*pointwise(op), op.result):
+        for value in made_pointwise(op):
             group.position[value] = group.identity
     for op in scans:
         for value in pointwise(op):

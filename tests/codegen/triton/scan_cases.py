@@ -54,6 +54,16 @@ def recurrence(shape: tuple[int, ...], axis: int, dtype: str = "f32", *, reverse
 }}"""
 
 
+def last(shape: tuple[int, ...], axis: int) -> str:
+    """The last result alone."""
+    t, start = f"f32{list(shape)}", f"f32{[1 if a == axis else n for a, n in enumerate(shape)]}"
+    return f"""graph @last(%x: {t}, %a: {t}, %h: {start}) {{
+  %f = sin(%a) : {t}
+  %s = recurrence(%x, %f, %h) {{axis={axis}, last=true}} : {start}
+  return %s
+}}"""
+
+
 def columns(m: int, n: int, reverse: bool) -> str:
     """Along a strided axis of a transposed view."""
     return f"""graph @columns(%x: f32[{m}, {n}]) {{
@@ -86,6 +96,8 @@ CASES = {
     "recurrence": recurrence((7, 100), 0),
     "recurrence of rows down": recurrence((9, 17), 1, reverse=True),
     "recurrence between": recurrence((3, 20, 130), 1, "bf16"),
+    "last of a recurrence": last((7, 100), 0),
+    "last of a recurrence of rows": last((3, 17), 1),
     "recurrence f64": recurrence((5, 3), 0, "f64", reverse=True),
     "cumsum of a transposed view": columns(65, 33, False),
     "cumsum down a transposed view": columns(65, 33, True),

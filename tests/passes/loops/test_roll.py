@@ -12,6 +12,7 @@ from programs import random_inputs
 
 import fusec
 from fusec.frontend.torch import capture
+from fusec.ir.attributes import ScanAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.verify import verify
@@ -173,6 +174,18 @@ def uneven(a: Any, b: Any) -> Any:
 def test_a_loop_that_stays(f: Function) -> None:
     graph = captured(f, ((T, 8),) * (1 if f is residual else 2))
     assert roll_loops(graph) is graph
+
+
+def test_a_last_result_alone_is_all_that_is_stored() -> None:
+    (scan,) = (op for op in roll_loops(captured(last_alone, ((T, 8), (T, 8)))).ops if op.name == "recurrence")
+    assert scan.result.type.shape == (1, 8)
+
+
+def test_a_loop_that_goes_back_flips_nothing() -> None:
+    made = roll_loops(captured(backwards, ((T, 8),)))
+    assert not any(op.name == "slice" for op in made.ops)
+    (scan,) = (op for op in made.ops if op.name == "recurrence")
+    assert scan.attributes == ScanAttributes(0, reverse=True)
 
 
 def test_results_that_are_read_alone_are_views() -> None:

@@ -106,6 +106,23 @@ def test_recurrences(shape: list[int], axis: int, reverse: str) -> None:
     assert run.kernels == ["scan"]
 
 
+@pytest.mark.parametrize("reverse", ["false", "true"])
+@pytest.mark.parametrize(("shape", "axis"), [([5, 77], 1), ([77, 130], 0), ([4, 9, 33], 1), ([300], 0)], ids=str)
+def test_last_results_of_recurrences(shape: list[int], axis: int, reverse: str) -> None:
+    start = [1 if a == axis else n for a, n in enumerate(shape)]
+    run = check(
+        f"""graph @g(%x: f32{shape}, %a: f32{shape}, %h: f32{start}) {{
+        %f = sin(%a) : f32{shape}
+        %s = recurrence(%x, %f, %h) {{axis={axis}, reverse={reverse}, last=true}} : f32{start}
+        %y = exp(%x) : f32{shape}
+        return %s, %y
+    }}""",
+        slack=4,
+        threads=2,
+    )
+    assert "scan" in run.kernels
+
+
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "i8", "i32", "i64"])
 def test_dtypes_of_recurrences(dtype: str) -> None:
     check(recurrence([3, 7], 1, dtype), slack=4)
