@@ -19,7 +19,7 @@ from fusec.differentiating import differentiate_with
 from fusec.errors import OptionError
 from fusec.explaining import explain_function
 from fusec.exporting import Compiled
-from fusec.frontend.capture import Capture, Fallback
+from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
@@ -315,6 +315,7 @@ def compile(
     cache: bool = True,
     graph: bool = False,
     dims: Mapping[str, tuple[int, int]] | None = None,
+    library: Library | None = None,
     **kwargs: Any,
 ) -> Compiled:
     """Compiles a function ahead of its calls, for arguments given as arrays or :class:`TensorSpec`.
@@ -327,7 +328,10 @@ def compile(
 
     ``dims`` gives named dimensions their least and largest extent (``{"B": (1, 64)}``): the result serves all of
     them, and refuses others with a SignatureError. A named dimension without a range is compiled for each extent that
-    it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves;
+    it is called with.
+
+    ``library`` says whose arrays are meant (``"torch"``, ``"numpy"``) where there are only specs and the function does
+    not tell. Raises what capture and the passes raise; DimensionError for a function that no one graph serves;
     OptionError and TargetError as :func:`jit`.
     """
     function = plain(function)
@@ -337,7 +341,8 @@ def compile(
     check_switch("graph", graph)
     check_mapping("dims", dims, "{'B': (1, 64)}")
     name = getattr(function, "__name__", None) or type(function).__name__
-    _, _, library = examples(function, args, kwargs)
+    check_choice("library", library, ("torch", "numpy", "cupy", None))
+    _, _, library = examples(function, args, kwargs, library)
     leaves, call = flatten(args, kwargs, is_argument)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
     device = placement([spec.device for spec in specs], target, library)

@@ -84,13 +84,21 @@ def devices_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
 
 
 def examples(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], library: Library | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any], Library]:
-    """The arguments with an array in the place of each spec. Named dimensions get an extent of their own."""
+    """The arguments with an array in the place of each spec. Named dimensions get an extent of their own.
+
+    ``library``: whose arrays are meant, where neither the arguments nor the function tell.
+    """
     leaves, call = flatten(args, kwargs, is_argument)
-    library = library_of(function, tuple(v for v in leaves if not isinstance(v, TensorSpec)), {})
+    told = library_of(function, tuple(v for v in leaves if not isinstance(v, TensorSpec)), {})
+    if told is not None and library is not None and told != library:
+        raise OptionError(f"library={library!r}, and the function or its arguments are of {told}")
+    library = told or library
     if library is None:
-        raise FusecError("can't tell whether torch or NumPy is meant: no array among the arguments; give one")
+        raise FusecError(
+            "can't tell whether torch or NumPy is meant: no array among the arguments; give one, or library="
+        )
     names = sorted(frozenset[str]().union(*(v.names for v in leaves if isinstance(v, TensorSpec))))
     bindings = {name: 2 + number for number, name in enumerate(names)}
     made = [example(v, bindings, library) if isinstance(v, TensorSpec) else v for v in leaves]

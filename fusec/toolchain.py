@@ -32,6 +32,7 @@ class Tool:
 TVM = Tool("apache-tvm", "tvm", "0.27", "0.28", "kernels for CPUs")
 TVM_RUNTIME = Tool("apache-tvm-ffi", "tvm_ffi", "0.1", "", "compiled kernels for CPUs")
 TRITON = Tool("triton", "triton", "3.4", "", "kernels for GPUs")
+ONNX = Tool("onnx", "onnx", "1.17", "", "files for Netron")
 TORCH = Tool("torch", "torch", "2.9", "", "PyTorch functions")
 
 

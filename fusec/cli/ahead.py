@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import traceback
@@ -30,6 +31,7 @@ def compile_to_file(
     *,
     weights: bool = True,
     tune: str | None = None,
+    library: str | None = None,
 ) -> str:
     """Compiles ``module:function`` for specs such as ``x=f32[B:1..64, 768]``, and says what was written.
 
@@ -48,7 +50,7 @@ def compile_to_file(
     except (TypeError, ValueError) as error:
         raise FusecError(f"{name}: {error}") from None
     try:
-        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, **bound.kwargs)
+        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, library=library, **bound.kwargs)
     except FusecError:
         raise
     except Exception as error:
@@ -64,10 +66,13 @@ def compile_to_file(
 
 
 def find_function(name: str) -> Any:
-    """What ``module:function`` names; the folder at hand is looked in first. FusecError where there is none."""
-    module, colon, path = name.partition(":")
+    """What ``module:function`` names, or what ``module:factory(2, name='x')`` gives; the folder at hand is looked in
+    first. FusecError where there is none."""
+    module, colon, whole = name.partition(":")
+    path, opened, _ = whole.partition("(")
     if not colon or not module or not path:
         raise FusecError(f"{name!r} is not a function's name; write it as module:function")
+    args, kwargs = _literals(whole) if opened else ((), {})
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -75,16 +80,30 @@ def find_function(name: str) -> Any:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
+        if opened and callable(found):
+            found = found(*args, **kwargs)
     except (ImportError, AttributeError) as error:
         raise FusecError(f"{name}: {error}") from None
     except Exception as error:  # whatever the module's own code raises
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise FusecError(
-            f"{module} can't be imported: {where.filename}:{where.lineno}: {type(error).__name__}: {error}"
-        ) from None
+        what = f"{name} can't be made" if opened else f"{module} can't be imported"
+        raise FusecError(f"{what}: {where.filename}:{where.lineno}: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise FusecError(f"{name} is a {type(found).__name__}, which can't be called")
     return found
+
+
+def _literals(call: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``factory(2, name='x')``. FusecError where they are no literals: nothing else is evaluated."""
+    try:
+        tree = ast.parse(call, mode="eval").body
+        if not isinstance(tree, ast.Call):
+            raise ValueError
+        args = tuple(map(ast.literal_eval, tree.args))
+        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords if k.arg is not None}
+    except (SyntaxError, ValueError):
+        raise FusecError(f"{call} is no call with literals for arguments; write it as factory(2, name='x')") from None
+    return args, kwargs
 
 
 def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: Path | None = None) -> str:

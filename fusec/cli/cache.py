@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fusec.cli.words import counted, printable
 from fusec.errors import CacheError
 from fusec.runtime.cache import DiskCache, TuningStore
 
@@ -26,16 +27,11 @@ def listing(cache: DiskCache) -> str:
         record = _record(cache, key)
         lines.append(f"{key[:16]}  {size / 1024:10.1f} KiB  {when}  {record['name']} on {record['target']}")
     total = sum(size for _, size, _ in entries)
-    lines.append(f"{len(entries)} programs, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
+    lines.append(f"{counted(len(entries), 'program')}, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
     choices = len(TuningStore(cache.folder))
     if choices:
-        lines.append(f"{choices} measured choices of schedules")
+        lines.append(f"{counted(choices, 'measured choice')} of schedules")
     return printable("\n".join(lines) + "\n")
-
-
-def printable(text: str) -> str:
-    """No control characters: an entry or a file can't drive the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def why(cache: DiskCache, start: str) -> str:

@@ -15,11 +15,14 @@ from typing import Any
 from fusec.checks import check_environment
 from fusec.config import VARIABLES, cache_dir
 from fusec.errors import FusecError, TargetError
+from fusec.packages import installed
+from fusec.runtime.isa import why_not
 from fusec.runtime.launch import extension
 from fusec.target.cpu import NAMED as CPUS
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.target.gpu import NAMED as GPUS
 from fusec.target.gpu import device_target, gpu_target, has_cuda, is_gpu, require_device
+from fusec.toolchain import ONNX, TORCH, TRITON, TVM, Tool, missing
 from fusec.tuning.machines import known_gpu_rates, known_rates
 
 Check = Callable[[], str]
@@ -27,10 +30,10 @@ Check = Callable[[], str]
 
 def diagnose() -> tuple[str, bool]:
     """Lines of ``ok``, ``--`` (optional and absent) or ``no`` (needed and absent), and whether all needed is there."""
-    needed = [("cpu", _cpu), ("apache-tvm", _installed("apache-tvm")), ("environment", _environment)]
+    needed = [("cpu", _cpu), ("apache-tvm", _installed(TVM)), ("environment", _environment)]
     needed += [("a kernel", _kernel), ("cache", _cache)]
-    optional = [("torch", _installed("torch")), ("linker", _linker), ("triton", _installed("triton"))]
-    optional += [("nvrtc", _nvrtc), ("cupy", _cupy), ("launcher", _launcher), ("onnx", _installed("onnx"))]
+    optional = [("torch", _installed(TORCH)), ("linker", _linker), ("triton", _installed(TRITON))]
+    optional += [("nvrtc", _nvrtc), ("cupy", _cupy), ("launcher", _launcher), ("onnx", _installed(ONNX))]
     optional += [(f"cuda:{k}", partial(_gpu, k)) for k in range(max(gpu_count(), 1))]
     lines, healthy = [], True
     for checks, absent in ((needed, "no"), (optional, "--")):
@@ -74,7 +77,7 @@ def _targets() -> list[str]:
             runs = _runs(name)
         else:
             languages = "TVM" if _has("apache-tvm") else "nothing"
-            runs = "yes" if cpu_target(name).runs_here else "not known to run on this CPU"
+            runs = why_not(cpu_target(name)).partition(",")[0] or "yes"
         lines.append(f"{name:<18} {languages:<21} {runs}")
     return lines
 
@@ -152,8 +155,16 @@ def _gpu(index: int) -> str:
     return ", ".join(facts)
 
 
-def _installed(package: str) -> Check:
-    return lambda: version(package)
+def _installed(tool: Tool) -> Check:
+    """Its version. FusecError where it is missing, or of a version that fusec does not take."""
+
+    def check() -> str:
+        reason = missing(tool)
+        if reason:
+            raise FusecError(reason)
+        return installed(tool.package)
+
+    return check
 
 
 def _environment() -> str:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fusec.cli.cache import printable
+from fusec.cli.words import counted, printable
 from fusec.errors import ArtifactError
 from fusec.measuring import Times
 from fusec.report import explain_program
 from fusec.runtime import artifact
 from fusec.runtime.serial import Symbols, dims_from_json, program_from_json, symbols_from_json, type_from_json
+from fusec.target.gpu import is_gpu
 
 
 def describe_file(path: Path, *, graph: bool = False, kernels: bool = False, times: Times | None = None) -> str:
@@ -42,11 +43,14 @@ def _head(contents: artifact.Contents) -> list[str]:
     manifest = contents.manifest
     needs = contents.requirements
     missing = needs.missing()
+    packages = {"torch": "PyTorch", "numpy": "NumPy", "cupy": "CuPy"}[str(manifest["library"])]
     here = f"does not run here: {missing}" if missing else "runs here"
+    drives = "the GPU's driver" if is_gpu(str(manifest["target"])) else "OpenMP (libgomp) for more than one thread"
     lines = [
         f"{manifest['name']}: a {manifest['library']} function, compiled by fusec {manifest['fusec']}",
         f"format {manifest['format']}, target {manifest['target']}; {here}",
         f"needs {needs.text}",
+        f"needs fusec-runtime and {packages}; {drives}",
     ]
     symbols = symbols_from_json(manifest["dims"])
     lines += [f"{name} from {low} to {high}" for name, (low, high) in manifest["dims"].items()]
@@ -55,7 +59,7 @@ def _head(contents: artifact.Contents) -> list[str]:
     lines += [
         f"weight {name}: {type_from_json(entry['type'])}, given at load" for name, entry in manifest["weights"].items()
     ]
-    lines.append(f"sha256 of {len(contents.sizes) - 1} members checked:")
+    lines.append(f"sha256 of {counted(len(contents.sizes) - 1, 'member')} checked:")
     lines += [f"    {size:>12,}  {name}" for name, size in contents.sizes.items() if "/" not in name]
     return lines
 

@@ -7,11 +7,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fusec import __version__
 from fusec.checks import check_environment
 from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose, gpu_count
 from fusec.cli.inspect import describe_file
 from fusec.cli.measure import measure_file
+from fusec.cli.words import counted, fitted
 from fusec.errors import FusecError
 from fusec.page.gather import gather_file
 from fusec.page.write import write_page
@@ -22,8 +24,19 @@ cache_app = typer.Typer(no_args_is_help=True, help="The on-disk cache of compile
 app.add_typer(cache_app, name="cache")
 
 
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"fusec {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Every command but the one that says what is wrong refuses an environment that is."""
     if context.invoked_subcommand == "doctor":
         return
@@ -63,24 +76,29 @@ def inspect(
             write_page(gather_file(file, source, times), html)
             typer.echo(f"{html}: {html.stat().st_size:,} bytes")
             return
-        typer.echo(describe_file(file, graph=ir, kernels=kernels, times=times), nl=False)
+        typer.echo(fitted(describe_file(file, graph=ir, kernels=kernels, times=times)), nl=False)
     except FusecError as error:
         _fail(error)
 
 
 @app.command("compile")
 def compile_command(
-    function: Annotated[str, typer.Argument(help="module:function; a function, or a module with weights")],
+    function: Annotated[
+        str, typer.Argument(help="module:function, or module:factory('base', layers=2), which makes one")
+    ],
     spec: Annotated[list[str], typer.Option("--spec", help="an argument, such as 'x=f32[B:1..64, 512, 768]'")],
     output: Annotated[Path, typer.Option("-o", "--output", help="the file to write")],
     target: Annotated[str | None, typer.Option(help="such as cpu:x86-64-v3 or cuda:sm_90; this machine's CPU")] = None,
     c: Annotated[Path | None, typer.Option("--c", help="also write a C header and what it loads into a folder")] = None,
     weights: Annotated[bool, typer.Option(help="without: they are given to fusec run, or at load")] = True,
     tune: Annotated[str | None, typer.Option(help="quick or full: measure schedules, on this machine")] = None,
+    library: Annotated[
+        str | None, typer.Option(help="torch or numpy: whose arrays it takes, where the function does not tell")
+    ] = None,
 ) -> None:
     """Compiles a function into a file that runs without its source and the compilers."""
     try:
-        typer.echo(compile_to_file(function, spec, output, target, c, weights=weights, tune=tune))
+        typer.echo(compile_to_file(function, spec, output, target, c, weights=weights, tune=tune, library=library))
     except FusecError as error:
         _fail(error)
 
@@ -101,7 +119,9 @@ def run(
 
 @app.command()
 def opt(
-    file: Annotated[Path, typer.Argument(help="IR text, as str(graph) or FUSEC_DUMP writes it")],
+    file: Annotated[
+        Path, typer.Argument(help="IR text, as str(graph) or FUSEC_DUMP writes it; - for the standard input")
+    ],
     passes: Annotated[str | None, typer.Option("-p", "--passes", help="names, by commas; all in order")] = None,
     target: Annotated[str, typer.Option(help="what the passes are to prepare for, such as cuda:sm_90")] = "cpu",
     print_after_all: Annotated[bool, typer.Option("--print-after-all", help="print the IR after each pass")] = False,
@@ -207,7 +227,7 @@ def cache_clear() -> None:
         count = default_cache().clear()
     except FusecError as error:
         _fail(error)
-    typer.echo(f"{count} entries removed")
+    typer.echo(f"{counted(count, 'entry', 'entries')} removed")
 
 
 @cache_app.command("why")
@@ -229,7 +249,7 @@ def cache_export(file: Annotated[Path, typer.Argument(help="the zip file to writ
     from fusec.cli.cache import export_entries
 
     try:
-        typer.echo(f"{export_entries(default_cache(), file)} programs in {file}")
+        typer.echo(f"{counted(export_entries(default_cache(), file), 'program')} in {file}")
     except FusecError as error:
         _fail(error)
 
@@ -245,7 +265,7 @@ def cache_import(
         added, known = import_entries(default_cache(), file)
     except FusecError as error:
         _fail(error)
-    typer.echo(f"{added} programs added, {known} were there")
+    typer.echo(f"{counted(added, 'program')} added, {known} {'was' if known == 1 else 'were'} there")
 
 
 def _fail(error: FusecError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from fusec.passes.pipeline import PASS_NAMES, graph_passes
 def optimise_file(
     path: Path, passes: Sequence[str] | None, target: str, *, print_after_all: bool = False
 ) -> tuple[str, Graph]:
-    """The IR of a file after graph passes (all, where ``passes`` is None), each result verified: text, and the graph.
+    """The IR of a file (``-``: of the standard input) after graph passes (all, where ``passes`` is None), each result
+    verified: text, and the graph.
 
     With ``print_after_all`` the IR after each pass stands below a comment with its name, the text as read first.
     FusecError for a pass that is none, or a text that is no graph: its line and column are in the message.
@@ -25,7 +27,7 @@ def optimise_file(
     if unknown:
         raise FusecError(f"there is no pass {', '.join(map(repr, unknown))}; passes: {', '.join(PASS_NAMES)}")
     try:
-        graph = parse(path.read_text())
+        graph = parse(sys.stdin.read() if str(path) == "-" else path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise FusecError(f"{path} can't be read: {error}") from None
     except ParseError as error:

@@ -33,7 +33,8 @@ def missing(architecture: str, features: Collection[str]) -> str:
     """What of an architecture and of CPU flags this machine does not have; empty where it has all."""
     here = host_architecture()
     if here != architecture:
-        return f"it needs a {architecture} machine, this one is {here}"
+        article = "an" if architecture[:1] in "aeiou" else "a"
+        return f"it needs {article} {architecture} machine, this one is {here}"
     lacking = sorted(set(features) - host_features())
     if lacking:
         return (

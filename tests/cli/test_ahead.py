@@ -51,9 +51,52 @@ def test_compile_and_run(source: Path) -> None:
     assert "B is 10, compiled was B from 1 to 9" in ran.output
 
 
+FACTORY = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width, layers=1):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Nets:
+    small = Net
+
+
+def plain(x):
+    return x * 2
+"""
+
+
+def test_factories_and_libraries(source: Path) -> None:
+    (source / "nets.py").write_text(FACTORY)
+    runner = CliRunner()
+    made = runner.invoke(app, ["compile", "nets:Nets.small(4, layers=2)", "--spec", "x=f32[3, 4]", "-o", "n.fusec"])
+    assert (made.exit_code, made.output.partition(":")[0]) == (0, "n.fusec"), made.output
+    plain = ["compile", "nets:plain", "--spec", "x=f32[3]", "-o", "p.fusec"]
+    refused = runner.invoke(app, plain)
+    assert "can't tell whether torch or NumPy is meant" in refused.output
+    for library in ("torch", "numpy"):
+        assert runner.invoke(app, [*plain, "--library", library]).exit_code == 0
+        assert f"a {library} function" in runner.invoke(app, ["inspect", "p.fusec"]).output
+    np.save("x.npy", np.ones(3, np.float32))
+    ran = runner.invoke(app, ["run", "p.fusec", "--inputs", "x.npy", "-o", "absent/y.npz"])
+    assert ran.exit_code == 1
+    assert ran.output.count("\n") == 1
+    assert "can't write absent/y.npz" in ran.output
+
+
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
+        ("encoders:encode(open('x'))", "rows=f32[2, 4]", "is no call with literals"),
+        ("encoders:encode(1, 2)", "rows=f32[2, 4]", "can't be made"),
+        ("encoders:NUMBER(1)", "rows=f32[2, 4]", "can't be called"),
         ("encoders", "rows=f32[2, 4]", "write it as module:function"),
         ("absent:encode", "rows=f32[2, 4]", "No module named 'absent'"),
         ("encoders:decode", "rows=f32[2, 4]", "has no attribute 'decode'"),

@@ -113,7 +113,7 @@ def test_measured_choices_and_profiles_are_listed_and_cleared(filled: Path) -> N
     profile = default_cache().folder / "machines" / "one"
     profile.parent.mkdir()
     profile.write_text("{}")
-    assert "1 measured choices of schedules" in run("ls")[1]
+    assert "1 measured choice of schedules" in run("ls")[1]
     assert run("clear") == (0, "5 entries removed\n")
     assert not profile.exists()
     assert "measured choices" not in run("ls")[1]

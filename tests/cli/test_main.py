@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fusec
 from fusec.cli.main import app
+from fusec.cli.words import fitted
 
 run = CliRunner().invoke
 
@@ -61,12 +62,42 @@ def test_a_file_does_not_drive_the_terminal(saved: Path, tmp_path: Path) -> None
     assert "evil?[2J" in result.stdout
 
 
+def test_version() -> None:
+    assert run(app, ["--version"]).stdout == f"fusec {fusec.__version__}\n"
+
+
+def test_lines_fit_a_terminal() -> None:
+    text = "short\n    " + "word " * 30 + "\n"
+    lines = fitted(text, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0] == "short"
+    assert lines[1].startswith("    word")
+    assert lines[2].startswith("        word")
+    assert fitted(text, 0) == text
+
+
+def test_what_a_file_needs_is_told(saved: Path) -> None:
+    told = run(app, ["inspect", str(saved)]).stdout
+    assert "needs fusec-runtime and NumPy; OpenMP (libgomp) for more than one thread" in told
+
+
+def test_doctor_on_a_machine_without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.toolchain.is_there", lambda module: module not in ("onnx", "triton"))
+    monkeypatch.setattr("fusec.runtime.isa.host_features", lambda: frozenset({"avx2", "fma"}))
+    text = run(app, ["doctor"]).stdout
+    (onnx,) = (line for line in text.splitlines() if " onnx " in line)
+    assert onnx.startswith("--")
+    assert "pip install 'onnx>=" in onnx
+    (older,) = (line for line in text.splitlines() if line.startswith("cpu:znver5"))
+    assert "it needs a CPU with" in older
+
+
 def test_cache_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
     assert "0 programs" in run(app, ["cache", "ls"]).stdout
     fusec.jit(lambda x: x * 11.5)(np.ones(3))
-    assert "1 programs" in run(app, ["cache", "ls"]).stdout
-    assert "1 entries removed" in run(app, ["cache", "clear"]).stdout
+    assert "1 program," in run(app, ["cache", "ls"]).stdout
+    assert "1 entry removed" in run(app, ["cache", "clear"]).stdout
     assert "0 programs" in run(app, ["cache", "ls"]).stdout
 
 

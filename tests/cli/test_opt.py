@@ -56,6 +56,15 @@ def test_print_after_all(source: Path) -> None:
     assert fusec.parse(text.split("// after canonicalize\n")[1].split("// after")[0])
 
 
+def test_the_standard_input(source: Path) -> None:
+    from_file, piped = (
+        CliRunner().invoke(app, ["opt", name], input=text)
+        for name, text in ((str(source), None), ("-", source.read_text()))
+    )
+    assert piped.exit_code == 0
+    assert piped.output == from_file.output
+
+
 def test_target_of_the_passes(tmp_path: Path) -> None:
     path = tmp_path / "sum.ir"
     path.write_text(
