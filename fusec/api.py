@@ -16,6 +16,7 @@ from fusec.arguments import called, capturing, devices_in, examples, is_argument
 from fusec.build import Options, Tune, checked, compile_with, kernel_source, run_passes, target_of
 from fusec.checks import check_captured_for, check_target, require_target
 from fusec.differentiating import differentiate_with
+from fusec.digest import tell_program
 from fusec.errors import OptionError
 from fusec.explaining import explain_function
 from fusec.exporting import Compiled
@@ -26,7 +27,6 @@ from fusec.ir.parse import parse
 from fusec.loading import Weights
 from fusec.options import Precision, check_choice, check_mapping, check_switch
 from fusec.parameters import Parameters
-from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Extents, Generality
 from fusec.runtime.jit import JitFunction, JitModule, original
@@ -281,9 +281,9 @@ class LoweredGraph:
         target = self.program.target
         return [LoweredKernel(k.name, k, reports.get(k.name), target) for k in self.program.kernels]
 
-    def explain(self) -> str:
-        """What was fused into which kernels, and why not more."""
-        return explain_program(self.program)
+    def explain(self, *, detail: bool = False) -> str:
+        """What was fused into which kernels, and why not more. ``detail``: of each of many kernels."""
+        return tell_program(self.program, detail=detail)
 
 
 def lower(
@@ -365,7 +365,15 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
     return loading.load(path, weights=weights)
 
 
-def explain(function: Any, /, *args: Any, measure: bool = False, errors: bool = False, **kwargs: Any) -> str:
+def explain(
+    function: Any,
+    /,
+    *args: Any,
+    measure: bool = False,
+    errors: bool = False,
+    detail: bool = False,
+    **kwargs: Any,
+) -> str:
     """How calls of a function with these arguments run now, and what becomes of them: the kernels, what each fused,
     what was not fused and why.
 
@@ -374,7 +382,8 @@ def explain(function: Any, /, *args: Any, measure: bool = False, errors: bool = 
     the report is on each graph that fusec was given, and on graph breaks. With ``measure`` the kernels are run on the
     arguments and timed. With ``errors`` the results are held against the same graph in float64, and so are those of the
     code as written, which runs once: the largest error, that over the largest exact value, and the largest in units in
-    the last place of each element. What the call changes is changed back. Raises nothing: what stands against it is in
-    the text.
+    the last place of each element. What the call changes is changed back. Of a program with many kernels, those that
+    do the same are told once, the longest first; ``detail`` tells every one. Raises nothing: what stands against it is
+    in the text.
     """
-    return explain_function(function, args, kwargs, measure=measure, errors=errors)
+    return explain_function(function, args, kwargs, measure=measure, errors=errors, detail=detail)

@@ -13,11 +13,11 @@ from fusec.build import Options, compile_with
 from fusec.checks import check_environment
 from fusec.compiled import argument_of
 from fusec.differentiating import differentiate_with
+from fusec.digest import tell_program
 from fusec.errors import CaptureError, FusecError, SetupError
 from fusec.exporting import Compiled
 from fusec.frontend.capture import AsWritten, Capture, IntegerSource
 from fusec.frontend.structures import CallSpec, flatten
-from fusec.report import explain_program
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.executable import Executable
@@ -36,16 +36,19 @@ Kwargs = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is done besides telling: kernels are timed, results held against float64."""
+    """What is done besides telling: kernels are timed, results held against float64. detail: every kernel is told."""
 
     measure: bool = False
     errors: bool = False
+    detail: bool = False
 
 
-def explain_function(function: Any, args: Args, kwargs: Kwargs, *, measure: bool = False, errors: bool = False) -> str:
+def explain_function(
+    function: Any, args: Args, kwargs: Kwargs, *, measure: bool = False, errors: bool = False, detail: bool = False
+) -> str:
     """The report. Whatever is raised on the way is told in it."""
     try:
-        return _explained(function, args, kwargs, _Wanted(measure, errors))
+        return _explained(function, args, kwargs, _Wanted(measure, errors, detail))
     except FusecError as error:
         return f"{_name_of(function)} can't be explained: {error}\n"
     except (Exception, SystemExit) as error:
@@ -61,7 +64,7 @@ def _name_of(function: Any) -> str:
 
 def _explained(function: Any, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     if isinstance(function, Compiled):
-        return function.explain() + _not_told(wanted, "of a function compiled ahead")
+        return function.explain(detail=wanted.detail) + _not_told(wanted, "of a function compiled ahead")
     if "torch._dynamo" in sys.modules:
         from fusec.torch_compile import explain_compiled, original_of
 
@@ -90,7 +93,7 @@ def _explain_plain(function: Any, args: Args, kwargs: Kwargs, wanted: _Wanted) -
 
 def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     if not args and not kwargs and dispatcher.plans and not _takes(dispatcher.function, args, kwargs):
-        return _every_plan(dispatcher)
+        return _every_plan(dispatcher, detail=wanted.detail)
     so_far = _so_far(dispatcher)
     head = f"{dispatcher.name} is not called " + (f"like this yet ({so_far})" if so_far else "yet")
     fresh = capturing(
@@ -123,12 +126,12 @@ def _so_far(dispatcher: Dispatcher) -> str:
     return f"{plans}, {eager} call{'' if eager == 1 else 's'} ran as written" if eager else plans
 
 
-def _every_plan(dispatcher: Dispatcher) -> str:
+def _every_plan(dispatcher: Dispatcher, *, detail: bool) -> str:
     """The report on a function's plans, for no call in particular."""
     texts = [f"{dispatcher.name}: {_so_far(dispatcher)}\n"]
     for plan in dispatcher.plans:
         if plan.executable is not None and plan.capture is not None:
-            texts.append(explain_program(plan.executable.program, plan.capture.notes))
+            texts.append(tell_program(plan.executable.program, plan.capture.notes, detail=detail))
         if plan.gradient is not None:
             texts.append(plan.gradient.report())
     return "\n".join(texts) + _eager_lines(dispatcher)
@@ -246,7 +249,7 @@ class _Asked:
             except Exception as error:
                 notes.append(f"it can't be measured: {described(error)}")
         eager = self.jitted.eager_calls if self.jitted is not None else {}
-        return f"{head}\n\n" + explain_program(executable.program, notes, eager, measured)
+        return f"{head}\n\n" + tell_program(executable.program, notes, eager, measured, detail=self.wanted.detail)
 
     def _said(self, text: str) -> str:
         return f"{text}\n{_eager_lines(self.jitted)}"

@@ -36,20 +36,20 @@ class Compiled(CompiledFunction):
         check_path("folder", folder)
         return export_c(self, Path(folder))
 
-    def explain(self) -> str:
-        """What was fused into which kernels, and why not more."""
+    def explain(self, *, detail: bool = False) -> str:
+        """What was fused into which kernels, and why not more. ``detail``: of each of many kernels."""
         with needing_compiler("explain"):
-            from fusec.report import explain_program
+            from fusec.digest import tell_program
 
         texts = []
         for variant in self._ranged:
             head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
             head += f", {variant.upto} in all at most" if variant.upto is not None else ""
-            texts.append(f"for {head}\n" + explain_program(variant.executable.program, variant.notes))
+            texts.append(f"for {head}\n" + tell_program(variant.executable.program, variant.notes, detail=detail))
         for key, variant in sorted(self._variants.items()) if not self._ranged else ():
             extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
             head = f"for {extents}\n" if extents else ""
-            texts.append(head + explain_program(variant.executable.program, variant.notes))
+            texts.append(head + tell_program(variant.executable.program, variant.notes, detail=detail))
         return "\n".join(texts) or f"{self.name} is not called yet; each set of extents is compiled at its first call\n"
 
     def write_report(self, path: str | PathLike[str], *, measure: bool = False) -> None:

@@ -42,18 +42,18 @@ def explain_program(
 
     Deterministic: the same program gives the same text.
     """
-    parts: list[RenderableType] = [Text(_summary(program), style="bold")]
-    parts += [Text(said) for said in _PRECISION.get(program.precision, ())]
+    parts: list[RenderableType] = [Text(summary(program), style="bold")]
+    parts += [Text(said) for said in precision_lines(program)]
     if program.reports:
         parts.append(_kernel_table(program, measured))
         parts += [Text(line) for report in launched(program) for line in (*_fused_lines(report), *_why(report))]
-    parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
-    parts += _section("memory", _memory_lines(program, owned))
-    parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
-    parts += _section(PACKED, _pack_lines(program))
-    parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
-    parts += _section("notes", list(notes))
-    parts += _section("calls that ran as written", [f"{n} × {reason}" for reason, n in (eager or {}).items()])
+    parts += section("library calls", [call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
+    parts += section("memory", memory_lines(program, owned))
+    parts += section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
+    parts += section(PACKED, _pack_lines(program))
+    parts += section("not fused", [declined_line(d) for d in dict.fromkeys(program.declined)])
+    parts += section("notes", list(notes))
+    parts += section("calls that ran as written", [f"{n} × {reason}" for reason, n in (eager or {}).items()])
     return render(Group(*parts))
 
 
@@ -64,16 +64,22 @@ def render(content: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _summary(program: Program) -> str:
+def summary(program: Program) -> str:
+    """One line: what a program is for, how many ops and kernels it has, and what a call is predicted to take."""
     reports = launched(program)
     ops = sum(len(report.fused) for report in reports)
     calls = sum(isinstance(step, Call) and bool(step.results) for step in program.steps)
     library = f", {_count(calls, 'library call')}" if calls else ""
     whole = predicted_seconds(program)
     known = program.overhead or is_gpu(program.target)
-    expected = f", about {_time(whole)} a call" if known and not calls else ""
+    expected = f", about {time_text(whole)} a call" if known and not calls else ""
     fused = f"{_count(ops, 'op')} in {_count(len(reports), 'kernel')}"
     return f"{program.name} on {program.target}: {fused}{library}{expected}"
+
+
+def precision_lines(program: Program) -> Sequence[str]:
+    """What matmuls may round, where the user allowed it."""
+    return _PRECISION.get(program.precision, ())
 
 
 def predicted_seconds(program: Program) -> float:
@@ -116,16 +122,16 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
             report.kernel,
             report.kind,
             " ".join(f"{name}={size}" for name, size in report.schedule),
-            _amount(report.flops),
-            _amount(report.bytes),
-            _time(report.predicted),
+            amount_text(report.flops),
+            amount_text(report.bytes),
+            time_text(report.predicted),
         ]
         seconds = times.get(report.kernel, report.predicted)
         if times:
-            row.append(_time(seconds) if report.kernel in times else "-")
+            row.append(time_text(seconds) if report.kernel in times else "-")
         share = f"{100 * report.limit / seconds:.0f} %" if seconds > 0 else "-"
         bound = "" if report.parts else f" {report.bound}"
-        table.add_row(*row, f"{_time(report.limit)}{bound}", share)
+        table.add_row(*row, f"{time_text(report.limit)}{bound}", share)
     return table
 
 
@@ -156,7 +162,7 @@ def _why(report: KernelReport) -> list[str]:
     if not report.parts:
         return []
     longest = sorted(report.parts, key=lambda part: -part[1])
-    told = [f"{_TO[name]} {_time(seconds)}" for name, seconds in longest if seconds >= 0.02 * longest[0][1]]
+    told = [f"{_TO[name]} {time_text(seconds)}" for name, seconds in longest if seconds >= 0.02 * longest[0][1]]
     return [_wrapped("    ", f"bound by {_TO[report.bound]}: {', '.join(told)}")]
 
 
@@ -170,7 +176,8 @@ def _pack_lines(program: Program) -> list[str]:
     return [f"{program.slots[s.arguments[0]].name} by {s.kernel}" for s in packs if len(s.arguments) > 1]
 
 
-def _call_line(step: Call) -> str:
+def call_line(step: Call) -> str:
+    """A library call, where it stands and why it is one."""
     where = f" at {step.location.short}" if step.location is not None else ""
     reason = f": {step.attributes.reason}" if step.attributes.reason else ""
     return f"{step.attributes.target}{where}{reason}"
@@ -180,16 +187,17 @@ def _choice_lines(choice: Choice) -> list[str]:
     """A group's alternatives, the fastest first, then those that were counted out."""
     timed = sorted((seconds, text) for text, seconds, _ in choice.measured if seconds is not None)
     lines = [f"{choice.group}"]
-    lines += [f"{_time(s):>10}  {text}{' (chosen)' if text == choice.chosen else ''}" for s, text in timed]
+    lines += [f"{time_text(s):>10}  {text}{' (chosen)' if text == choice.chosen else ''}" for s, text in timed]
     return lines + [f"{'-':>10}  {text}: {why}" for text, seconds, why in choice.measured if seconds is None]
 
 
-def _declined_line(declined: Declined) -> str:
+def declined_line(declined: Declined) -> str:
+    """A fusion that was declined, and why."""
     where = f" at {declined.location.short}" if declined.location is not None else ""
     return f"{declined.rule}{where}: {declined.reason}"
 
 
-def _memory_lines(program: Program, owned: bool) -> list[str]:
+def memory_lines(program: Program, owned: bool) -> list[str]:
     """What a call has at most at a time, where that is not little."""
     memory = memory_of(program, owned=owned)
     if memory is None or max(memory.peak, memory.results) < LARGE:
@@ -199,11 +207,13 @@ def _memory_lines(program: Program, owned: bool) -> list[str]:
     return [f"{peak:.0f} MiB at most at a time beside its inputs{given}; {results:.0f} MiB are results"]
 
 
-def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
+def section(title: str, lines: Sequence[str]) -> list[RenderableType]:
+    """Lines below a title; nothing where there are none."""
     return [Text(title), *(Text(_wrapped("    ", line)) for line in lines)] if lines else []
 
 
-def _amount(n: float) -> str:
+def amount_text(n: float) -> str:
+    """Such as ``12.3M``."""
     for unit in ("", "K", "M", "G", "T"):
         if n < 1000 or unit == "T":
             return f"{n:.0f}{unit}" if unit == "" else f"{n:.3g}{unit}"
@@ -211,7 +221,8 @@ def _amount(n: float) -> str:
     raise AssertionError
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Such as ``12.3 µs``."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.build import Tune
 from fusec.errors import FusecError
+from fusec.frontend.capture import Library
 from fusec.frontend.structures import flatten
 from fusec.loading import load
 from fusec.runtime.adapters import load_arrays
@@ -44,13 +45,16 @@ def compile_to_file(
     called = function if inspect.isroutine(function) else getattr(function, "forward", function)
     if tune not in (None, "quick", "full"):
         raise FusecError(f"tune={tune!r}; it is 'quick' or 'full'")
+    if library not in (None, "torch", "numpy"):
+        raise FusecError(f"library={library!r}; it is 'torch' or 'numpy'")
+    meant: Library | None = None if library is None else "torch" if library == "torch" else "numpy"
     chosen: Tune = False if tune is None else "quick" if tune == "quick" else "full"
     try:
         bound = inspect.signature(called).bind(**found)
     except (TypeError, ValueError) as error:
         raise FusecError(f"{name}: {error}") from None
     try:
-        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, library=library, **bound.kwargs)
+        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, library=meant, **bound.kwargs)
     except FusecError:
         raise
     except Exception as error:

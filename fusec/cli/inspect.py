@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from fusec.cli.words import counted, printable
+from fusec.digest import tell_program
 from fusec.errors import ArtifactError
 from fusec.measuring import Times
-from fusec.report import explain_program
 from fusec.runtime import artifact
 from fusec.runtime.serial import Symbols, dims_from_json, program_from_json, symbols_from_json, type_from_json
 from fusec.target.gpu import is_gpu
 
 
-def describe_file(path: Path, *, graph: bool = False, kernels: bool = False, times: Times | None = None) -> str:
+def describe_file(
+    path: Path, *, graph: bool = False, kernels: bool = False, times: Times | None = None, detail: bool = False
+) -> str:
     """What a file holds. ArtifactError for one that is damaged; its machine code is never loaded."""
     contents = artifact.read(path).verify()
     known = times.pieces if times is not None else ()
@@ -29,7 +31,7 @@ def describe_file(path: Path, *, graph: bool = False, kernels: bool = False, tim
             ranges = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in piece["ranges"].items())
             lines += ["", *([f"for {ranges}"] if ranges else [])]
             measured = known[number] if known else None
-            lines.append(explain_program(program, [str(note) for note in piece["notes"]], None, measured))
+            lines.append(tell_program(program, [str(note) for note in piece["notes"]], None, measured, detail=detail))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
     if graph:

@@ -51,6 +51,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="a file that Compiled.save wrote")],
     ir: Annotated[bool, typer.Option("--ir", help="also print the graph")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="also print the kernels' tile IR")] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="tell each of many kernels")] = False,
     html: Annotated[
         Path | None, typer.Option(help="write one HTML page instead: graphs, passes, kernels, roofline")
     ] = None,
@@ -76,7 +77,7 @@ def inspect(
             write_page(gather_file(file, source, times), html)
             typer.echo(f"{html}: {html.stat().st_size:,} bytes")
             return
-        typer.echo(fitted(describe_file(file, graph=ir, kernels=kernels, times=times)), nl=False)
+        typer.echo(fitted(describe_file(file, graph=ir, kernels=kernels, times=times, detail=detail)), nl=False)
     except FusecError as error:
         _fail(error)
 
