@@ -10,7 +10,7 @@ import numpy as np
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes, Scalar
 from fusec.ir.graph import Graph
 from fusec.ir.index import bounds, sub
-from fusec.ir.interval import Range, extremum, scaled_sum
+from fusec.ir.interval import Range, bits, extremum, scaled_sum
 from fusec.ir.monoid import highest, lowest
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -155,6 +155,12 @@ def integer_range(r: Rewriter, value: Value) -> Range:
             return _within(value.type.dtype, (0, bounds(sub(extent, 1))[1]))
         case "add" | "sub" | "minimum" | "maximum":
             return _within(value.type.dtype, _combine(made.name, *(integer_range(r, v) for v in made.operands)))
+        case "bitwise_and" | "bitwise_or" | "bitwise_xor" | "shift_right":
+            a, b = (_in_dtype(v.type.dtype, integer_range(r, v)) for v in made.operands)
+            return bits(made.name, a, b) or (None, None)
+        case "concat":
+            parts = [integer_range(r, v) for v in made.operands]
+            return _lowest_of(parts), _highest_of(parts)
         case "gather":  # finds nothing else: an index out of range is an error
             return integer_range(r, made.operands[0])
         case _ if made.definition.kind == "view":
@@ -162,6 +168,22 @@ def integer_range(r: Rewriter, value: Value) -> Range:
         case "cast" if made.operands[0].type.dtype.is_integer:
             return _within(value.type.dtype, integer_range(r, made.operands[0]))
     return None, None
+
+
+def _in_dtype(dtype: DType, found: Range) -> tuple[int, int]:
+    """The range with its open ends at the dtype's."""
+    least, most = found
+    return int(lowest(dtype).real) if least is None else least, int(highest(dtype).real) if most is None else most
+
+
+def _lowest_of(parts: Sequence[Range]) -> int | None:
+    ends = [least for least, _ in parts if least is not None]
+    return min(ends) if len(ends) == len(parts) else None
+
+
+def _highest_of(parts: Sequence[Range]) -> int | None:
+    ends = [most for _, most in parts if most is not None]
+    return max(ends) if len(ends) == len(parts) else None
 
 
 def _combine(name: str, left: Range, right: Range) -> Range:

@@ -17,7 +17,7 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Graph
 from fusec.ir.indexing import most
-from fusec.ir.interval import closed
+from fusec.ir.interval import bits, closed
 from fusec.ir.monoid import highest, lowest
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -208,6 +208,8 @@ class _Facts:
                 return of[0]
             case _ if op.definition.kind == "view":
                 return of[0]
+            case "bitwise_and" | "bitwise_or" | "bitwise_xor" | "shift_right" if len(of) == 2:
+                return bits(op.name, *of)
             case name:
                 return closed(name, of)
 

@@ -16,6 +16,7 @@ from tvm import tirx
 from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
+from fusec.codegen.tvm.forms import is_one, is_small_index, plus_one, scaled
 from fusec.codegen.tvm.gelu import gelu, gelu_operand
 from fusec.codegen.tvm.lane_stores import LaneOffset, non_temporal_store
 from fusec.codegen.tvm.math import short_erf_plus_one, short_tanh_plus_one, tanh_plus_one
@@ -24,6 +25,7 @@ from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.lane_patterns import LanePattern, lane_pattern
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 QUICK = {"f32": (2.0**-100, 2.0**100)}
@@ -36,8 +38,8 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 class LaneBlock:
     """Consecutive points of one iterator on the lanes of a vector.
 
-    ``start`` is the iterator's value on the first lane. ``valid`` is how many lanes are points of the domain
-    (None: all); memory is touched on those alone.
+    ``start`` is the iterator's value on the first lane, a multiple of ``lanes``. ``valid`` is how many lanes are points
+    of the domain (None: all); memory is touched on those alone.
     """
 
     symbol: Symbol
@@ -157,7 +159,7 @@ class Points:
             case Apply(op="div") if (reciprocal := self._reciprocal(e)) is not None:
                 a, (below, rest) = self.value(e.args[0]), reciprocal
                 return self.code.fma(a, self.code.constant(a, below), self.code.mul(a, self.code.constant(a, rest)))
-            case Apply(op="add") if (function := _plus_one(e)) is not None:
+            case Apply(op="add") if (function := plus_one(e)) is not None:
                 return self._plus_one(e, function)
             case Apply(op="mul") if (parts := self._over_at_least_one(e)) is not None:
                 return self.code.div(self.value(parts[0]), self.value(parts[1]))
@@ -165,7 +167,7 @@ class Points:
                 found = gelu(self.code, self.value(x))
                 return found if found is not None else self._operation(e)
             case Apply():
-                if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
+                if e.op in _COMPARISONS and all(is_small_index(a) for a in e.args):
                     a, b = (self._index_operand(x) for x in e.args)
                     return self.code.settle(self.code.compare(e.op, a, b))
                 return self._operation(e)
@@ -219,12 +221,12 @@ class Points:
         As the divisor is at least 1, one division gives infinities, zeros and NaN where the two operations do.
         """
         for x, quotient in (e.args, e.args[::-1]):
-            if not (isinstance(quotient, Apply) and quotient.op == "div" and _is_one(quotient.args[0])):
+            if not (isinstance(quotient, Apply) and quotient.op == "div" and is_one(quotient.args[0])):
                 continue
             below = quotient.args[1]
             if isinstance(below, Apply) and below.op == "add" and self.numbers.number(quotient) in self.single:
                 for one, power in (below.args, below.args[::-1]):
-                    if _is_one(one) and isinstance(power, Apply) and power.op == "exp":
+                    if is_one(one) and isinstance(power, Apply) and power.op == "exp":
                         return x, below
         return None
 
@@ -232,7 +234,7 @@ class Points:
         """tanh or erf and 1."""
         (x,) = function.args
         if self.numbers.number(e) in self.short:
-            inner, factor = _scaled(x)
+            inner, factor = scaled(x)
             short = short_tanh_plus_one if function.op == "tanh" else short_erf_plus_one
             found = short(self.code, self.value(inner), factor)
             if found is not None:
@@ -265,8 +267,29 @@ class Points:
         """An index expression on the lanes it varies over, bound."""
         if self.block is None or self.block.symbol not in ix.symbols_of(e):
             return self.code.let(Value(self.context.index(e), self.context.index_type), "i")
-        node = self.context.index(e, {self.block.symbol: self._lane_numbers()}, self.lanes)
+        pattern = self._pattern(e)
+        if pattern is not None:
+            first = tirx.Broadcast(self._first_of(pattern), self.lanes)
+            steps = tir.join([Value(self.context.integer(n), self.context.index_type) for n in pattern.steps])
+            node = tirx.Add(first, steps.node) if any(pattern.steps) else first
+        else:
+            node = self.context.index(e, {self.block.symbol: self._lane_numbers()}, self.lanes)
         return self.code.let(Value(node, self.context.index_type, self.lanes), "i")
+
+    def _pattern(self, e: Index) -> LanePattern | None:
+        """How an index that is no multiple of the iterator repeats along the lanes, where all of them are points."""
+        block = self.block
+        if block is None or block.valid is not None or block.symbol not in ix.symbols_of(e):
+            return None
+        if indexing.coefficient(e, block.symbol) is not None:
+            return None
+        return lane_pattern(e, block.symbol, block.lanes)
+
+    def _first_of(self, pattern: LanePattern) -> Node:
+        """A pattern's first index in this block."""
+        assert self.block is not None
+        number = tirx.truncdiv(self.block.start, self.context.integer(self.block.lanes))
+        return self.context.index(pattern.first, {pattern.block: number})
 
     def _lane_numbers(self) -> Node:
         """The iterator's value on each lane; on lanes outside the domain, that of the last one inside."""
@@ -311,12 +334,33 @@ class Points:
         every_other = None if guarded else self._every_other(e)
         if every_other is not None:
             return self._deinterleaved(memory, element, every_other)
+        if (repeated := self._repeated(e, guarded)) is not None:
+            return self._spread(memory, element, repeated)
         offset = self.offset(e.buffer, e.index, guarded=guarded)
         if offset.unit and self.block is not None and self.block.valid is not None:
             node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, offset.node, self._mask())
         else:
             node = tirx.BufferLoad(memory, [offset.node])
         return Value(node, element, offset.lanes)
+
+    def _repeated(self, e: Load, guarded: bool) -> LanePattern | None:
+        """The pattern of a load whose lanes share elements that lie side by side."""
+        if guarded and not is_within(e):
+            return None
+        subscripts = [i for i in e.index if isinstance(i, int | Expr)]
+        if len(subscripts) < len(e.index):
+            return None
+        pattern = self._pattern(flat_index(subscripts, e.buffer.strides))
+        return pattern if pattern is not None and 0 < pattern.span < self.lanes else None
+
+    def _spread(self, memory: Node, element: str, pattern: LanePattern) -> Value:
+        """Elements that lie side by side, each on the lanes that read it."""
+        first = self.code.let_index(self._first_of(pattern), self.context.index_type)
+        node = tir.ramp(first, pattern.span, 1, self.context.index_type)
+        read = self.code.let(Value(tirx.BufferLoad(memory, [node]), element, pattern.span))
+        if pattern.span == 1:
+            return tir.widen(read, self.lanes)
+        return tir.pick(read, pattern.steps)
 
     def _every_other(self, e: Load) -> Node | None:
         """The first lane's offset, where lanes read every other element; else None."""
@@ -432,38 +476,11 @@ class Points:
             self.code.append(tir.when(tirx.LT(self.context.integer(i), self.block.valid), [store]))
 
 
-def _plus_one(e: Apply) -> Apply | None:
-    """The function of ``tanh(x) + 1`` or ``erf(x) + 1`` in f32 or f64."""
-    for a, b in (e.args, e.args[::-1]):
-        if isinstance(a, Apply) and a.op in ("tanh", "erf") and isinstance(b, Const) and b.value == 1:
-            return a if e.dtype.bits >= 32 else None
-    return None
-
-
-def _scaled(x: ScalarExpr) -> tuple[ScalarExpr, float]:
-    """What is multiplied by a constant of a usual size, and that constant."""
-    if isinstance(x, Apply) and x.op == "mul":
-        inner, constant = x.args
-        if isinstance(constant, Const) and 2.0**-10 < abs(factor := float(constant.value.real)) < 2.0**10:
-            return inner, factor
-    return x, 1.0
-
-
-def _is_one(e: ScalarExpr) -> bool:
-    return isinstance(e, Const) and e.value == 1
-
-
 def _constant(e: Const) -> Value:
     if e.dtype.name == "bool":
         return tir.condition(bool(e.value))
     assert not isinstance(e.value, complex)
     return tir.constant(e.dtype.rounded(e.value) if e.dtype.is_float else e.value, register_type(e.dtype))
-
-
-def _is_small_index(e: ScalarExpr) -> bool:
-    if isinstance(e, IndexValue):
-        return e.dtype.is_integer and not indexing.needs_int64(e.index)
-    return isinstance(e, Const) and e.dtype.is_integer and -(2**31) <= e.value.real < 2**31
 
 
 def is_within(e: Load) -> bool:

@@ -83,8 +83,13 @@ def lane(value: Value, number: int) -> Value:
 
 def part(value: Value, start: int, lanes: int) -> Value:
     """Consecutive lanes of a vector."""
-    indices = [integer(i) for i in range(start, start + lanes)]
-    return Value(tirx.Shuffle([value.node], indices), value.type, lanes)
+    return pick(value, range(start, start + lanes))
+
+
+def pick(value: Value, picks: Sequence[int]) -> Value:
+    """Lanes of a vector, each any number of times."""
+    enough = -(-len(picks) // value.lanes)  # TVM gives no more lanes than it is given
+    return Value(tirx.Shuffle([value.node] * enough, [integer(i) for i in picks]), value.type, len(picks))
 
 
 def join(values: Sequence[Value]) -> Value:

@@ -31,6 +31,18 @@ def closed(op: str, of: Sequence[tuple[N, N]]) -> tuple[N, N] | None:
             return None
 
 
+def bits(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int] | None:
+    """Of a bitwise operation, or a shift to the right, on integers; None where its bounds are not told so simply."""
+    masks = [high for low, high in (a, b) if low >= 0]
+    if op == "bitwise_and":
+        return (0, min(masks)) if masks else None
+    if a[0] < 0 or b[0] < 0:
+        return None
+    if op == "shift_right":
+        return 0, a[1] >> b[0]
+    return 0, (1 << max(a[1], b[1]).bit_length()) - 1
+
+
 def scaled_sum(constant: int, parts: Iterable[tuple[Range, int]]) -> Range:
     """Of the constant plus the multiples ``k`` of numbers in ranges."""
     lo: int | None = constant

@@ -126,6 +126,12 @@ def test_a_flat_index_of_the_user_s_own_is_checked_whole() -> None:
             ["w in [0, 4]"],
         ),
         ("%f = cast(%i) : f32[3]\n%m = minimum(%f, f32(4.0)) : f32[3]\n%w = cast(%m) : i64[3]", ["w in [0, 4]"]),
+        ("%b = bitwise_and(%i, i64(3)) : i64[3]\n%w = copy(%b) : i64[3]", []),
+        ("%b = bitwise_and(%i, i64(7)) : i64[3]\n%w = copy(%b) : i64[3]", ["b in [0, 4]"]),
+        ("%b = bitwise_and(%i, i64(-4)) : i64[3]\n%w = copy(%b) : i64[3]", ["b in [0, 4]"]),
+        ("%n = cast(%i) : u8[3]\n%b = shift_right(%n, u8(6)) : u8[3]\n%w = cast(%b) : i64[3]", []),
+        ("%b = shift_right(%i, i64(62)) : i64[3]\n%w = copy(%b) : i64[3]", ["b in [0, 4]"]),
+        ("%n = bitwise_and(%i, i64(1)) : i64[3]\n%w = bitwise_or(%n, i64(2)) : i64[3]", []),
         ("%a = argmax(%x) {axis=1} : i64[5]\n%w = slice(%a) {starts=[0], stops=[3], steps=[1]} : i64[3]", []),
     ],
 )

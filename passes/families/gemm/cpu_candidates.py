@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import last
+from fusec.ir.lane_patterns import lane_pattern
 from fusec.ir.types import DType
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.gemm.mixed import reads_rows_in_place
@@ -29,7 +30,10 @@ from fusec.passes.families.gemm.schedule.mixed import (
 )
 from fusec.passes.lower.context import LoweringContext, address_step, is_linear
 from fusec.target.cpu import CpuTarget
-from fusec.tile.scalar import Load, ScalarExpr, loads
+from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
+
+_PACKED_LANES = 16
+"""Of a vector, to see how what it reads lies in memory."""
 
 Schedules = list[GemmSchedule | MixedGemmSchedule]
 
@@ -67,7 +71,7 @@ def gemm_schedules(context: LoweringContext, target: CpuTarget, threads: int) ->
     if _packs_once(context, right):
         return packed
     fits = isinstance(axes.extents.k, int) and (not low_precision or target.multiplies(op.operands[0].type.dtype))
-    if fits and not windows and right.steps_by_one(right.k):
+    if fits and not windows and right.lies_along_k:
         return _with_along(_along_problem(context, right, low_precision), packed, seconds, target, threads)
     if windows and not low_precision and not right.steps_by_one(right.j):
         return _with_staged(_along_problem(context, right, low_precision), wide, packed, seconds, target, threads)
@@ -124,6 +128,18 @@ class _Right:
 
     def steps_by_one(self, s: Symbol) -> bool:
         return all(x is not None and address_step(x, s) == 1 for x in self.largest)
+
+    @property
+    def lies_along_k(self) -> bool:
+        """Whether neighbours along K are neighbours in memory, or the same element: two digits of a packed byte."""
+        found = (x is not None and (address_step(x, self.k) == 1 or _is_packed_along(x, self.k)) for x in self.largest)
+        return all(found)
+
+
+def _is_packed_along(load: Load, k: Symbol) -> bool:
+    flat = offset_of(load.buffer, load.index)
+    pattern = lane_pattern(flat, k, _PACKED_LANES) if flat is not None else None
+    return pattern is not None and 1 < pattern.span < _PACKED_LANES
 
 
 def _right_operands(context: LoweringContext) -> _Right:
