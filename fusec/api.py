@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
@@ -360,9 +360,11 @@ def compile(
     return compiled
 
 
-def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compiled:
+def load(
+    path: str | PathLike[str], *, weights: Weights | None = None, library: Literal["numpy"] | None = None
+) -> Compiled:
     """See :func:`fusec.loading.load`, which ``fusec.load`` is."""
-    return loading.load(path, weights=weights)
+    return loading.load(path, weights=weights, library=library)
 
 
 def explain(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec.c_text import COMMON, TILES
 from fusec.compiled import CompiledFunction, Variant
 from fusec.errors import ArtifactError
 from fusec.ir.index import Expr, Index, Sum, Symbol, symbol
@@ -199,14 +200,16 @@ class _Piece:
     def _check(self, step: Call) -> Iterator[str]:
         (slot,) = step.arguments
         record = self.program.slots[slot]
-        if record.strides != contiguous_strides(record.type.shape):
-            raise self.refuse("it checks indices that are not row-major")
         (_, low, high), _ = ast.literal_eval(step.attributes.arguments.replace("$0", "0"))
         kind = _C_TYPES[record.type.dtype.name]
-        yield f"for (int64_t i = 0; i < {spell_c(record.type.count)}; i++) {{"
-        yield f"  const {kind} index = ((const {kind} *){self._address(slot)})[i];"
-        yield f"  if (index < {low} || index > {high}) {{ free(scratch); return FUSEC_BAD_INDEX; }}"
-        yield "}"
+        moving = [(n, step) for n, step in zip(record.type.shape, record.strides, strict=True) if step != 0]
+        if 0 in record.type.shape:
+            return
+        yield f"{{ const {kind} *at = (const {kind} *){self._address(slot)};"
+        for k, (extent, _) in enumerate(moving):
+            yield f"for (int64_t i{k} = 0; i{k} < {spell_c(extent)}; i{k}++)"
+        where = " + ".join(f"i{k} * {spell_c(stride)}" for k, (_, stride) in enumerate(moving)) or "0"
+        yield f"  if (at[{where}] < {low} || at[{where}] > {high}) {{ free(scratch); return FUSEC_BAD_INDEX; }} }}"
 
     def function(self, dims: Sequence[str]) -> str:
         given = "".join(f", int64_t {_variable(d)}" for d in dims)
@@ -278,100 +281,6 @@ def spell_c(e: Index) -> str:
     return _InC().index(e)
 
 
-_COMMON = """\
-#ifndef FUSEC_C_RUNTIME
-#define FUSEC_C_RUNTIME
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum {
-  FUSEC_OK, FUSEC_OUT_OF_RANGE, FUSEC_BAD_INDEX, FUSEC_NO_MEMORY, FUSEC_NO_FILE, FUSEC_FAILED,
-  FUSEC_WRONG_CPU, /* the CPU lacks instructions that the code uses */
-  FUSEC_NO_TILES   /* the code uses AMX, whose registers Linux refuses to the process */
-};
-
-typedef struct { int32_t type; uint32_t zero; int64_t value; } fusec_any;
-typedef int (*fusec_kernel)(void *, const fusec_any *, int32_t, fusec_any *);
-
-static inline fusec_any fusec_int(int64_t value) { fusec_any a = {1, 0, value}; return a; }
-static inline int64_t fusec_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t fusec_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t fusec_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
-
-/* Whether Linux lists all of these features, which spaces separate, for the first CPU; yes where it lists none. */
-static inline int fusec_has(const char *features) {
-  char line[16384] = "";
-  FILE *stream = fopen("/proc/cpuinfo", "r");
-  while (stream != NULL && strncmp(line, "flags", 5) != 0 && strncmp(line, "Features", 8) != 0)
-    if (fgets(line, sizeof line, stream) == NULL) line[0] = 0, fclose(stream), stream = NULL;
-  if (stream == NULL) return 1;
-  fclose(stream);
-  while (*features != 0) {
-    const size_t length = strcspn(features, " ");
-    const char *at = strchr(line, ' ');
-    while (at != NULL && !(strncmp(at + 1, features, length) == 0 && strchr(" \\n", at[length + 1]) != NULL))
-      at = strchr(at + 1, ' ');
-    if (at == NULL) return 0;
-    features += length + (features[length] == ' ');
-  }
-  return 1;
-}
-
-/* Opens a shared object and finds its kernels; threads come from GNU's OpenMP library. */
-static void *fusec_open(
-    const char *folder, const char *file, const char *const *names, int count, fusec_kernel *kernels) {
-  char path[4096];
-  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return NULL;
-  void *threads = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
-  void *module = threads != NULL ? dlopen(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
-  if (module == NULL) return NULL;
-  fusec_kernel setup = (fusec_kernel)dlsym(module, "__tvm_ffi_fusec_setup");
-  const fusec_any calls[] = {
-    fusec_int((int64_t)dlsym(threads, "GOMP_parallel")), fusec_int((int64_t)dlsym(threads, "omp_get_num_threads")),
-    fusec_int((int64_t)dlsym(threads, "omp_get_thread_num")), fusec_int((int64_t)dlsym(threads, "omp_get_max_threads")),
-    fusec_int((int64_t)dlsym(threads, "pthread_self")), fusec_int((int64_t)dlsym(threads, "sched_yield"))};
-  fusec_any result = {0, 0, 0};
-  if (setup == NULL || setup(NULL, calls, 6, &result) != 0) return NULL;
-  for (int i = 0; i < count; i++) {
-    kernels[i] = (fusec_kernel)dlsym(module, names[i]);
-    if (kernels[i] == NULL) return NULL;
-  }
-  return module;
-}
-
-/* A whole file of so many bytes, in memory aligned to a cache line. */
-static char *fusec_read(const char *folder, const char *file, size_t size) {
-  char path[4096];
-  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return NULL;
-  FILE *stream = fopen(path, "rb");
-  char *data = stream != NULL ? (char *)aligned_alloc(64, size + 64) : NULL;
-  if (data != NULL && (fread(data, 1, size, stream) != size || fgetc(stream) != EOF)) {
-    free(data);
-    data = NULL;
-  }
-  if (stream != NULL) fclose(stream);
-  return data;
-}
-#endif
-"""
-
-_TILES = """\
-#if !defined(FUSEC_C_TILES) && defined(__linux__) && defined(__x86_64__)
-#define FUSEC_C_TILES
-#include <unistd.h>
-#ifndef __cplusplus
-long syscall(long number, ...);
-#endif
-
-/* Asks Linux for AMX's tile registers, for all threads of the process (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
-static inline int fusec_allow_tiles(void) { return syscall(158L, 0x1023L, 18L) == 0; }
-#endif
-"""
-
-
 def _header(compiled: CompiledFunction, name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     dims = list(compiled.ranges)
     inputs = [spec.type(_symbols(compiled)) for spec in compiled.specs]
@@ -380,8 +289,8 @@ def _header(compiled: CompiledFunction, name: str, pieces: Sequence[_Piece], wei
     guard = f"FUSEC_{name.upper()}_H"
     parts = [
         _comment(compiled, inputs, outputs, last),
-        f"#ifndef {guard}\n#define {guard}\n{_COMMON}",
-        *([_TILES] if _uses_tiles(pieces) else []),
+        f"#ifndef {guard}\n#define {guard}\n{COMMON}",
+        *([TILES] if _uses_tiles(pieces) else []),
         _model(name, pieces),
         *(piece.function(dims) for piece in pieces),
         _open(name, pieces, weights),
@@ -433,6 +342,8 @@ def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     for p in pieces:
         listed = ", ".join(f'"__tvm_ffi_{kernel}"' for kernel in p.kernels)
         lines += [
+            f'  status = fusec_check(folder, "{name}_{p.number}.so", {_sums(p.code)});',
+            "  if (status != FUSEC_OK) return status;",
             f"  static const char *const names_{p.number}[] = {{{listed}}};",
             f'  model->module_{p.number} = fusec_open(folder, "{name}_{p.number}.so", names_{p.number}, '
             f"{len(p.kernels)}, model->kernels_{p.number});",
@@ -441,15 +352,23 @@ def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     body = "\n".join(lines)
     closing = "".join(f"  if (model->module_{p.number} != NULL) dlclose(model->module_{p.number});\n" for p in pieces)
     return (
-        f"/* Loads the files beside this header: FUSEC_OK; FUSEC_NO_FILE where one is missing or damaged;\n"
-        f" * FUSEC_WRONG_CPU or FUSEC_NO_TILES where this machine can't run them. */\n"
+        f"/* Loads the files beside this header: FUSEC_OK; FUSEC_NO_FILE where one is missing;\n"
+        f" * FUSEC_DAMAGED where one is another; FUSEC_WRONG_CPU or FUSEC_NO_TILES where this machine can't run them.\n"
+        f" * fusec_strerror says it in words. */\n"
         f"static inline int {name}_open({name}_model *model, const char *folder) {{\n"
         f"  *model = ({name}_model){{0}};\n{asked}\n"
-        f'  model->weights = fusec_read(folder, "{name}.weights", {weights.size});\n'
-        f"  if (model->weights == NULL) return FUSEC_NO_FILE;\n{body}\n  return FUSEC_OK;\n}}\n\n"
+        f'  int status = fusec_read(folder, "{name}.weights", {_sums(b"".join(weights.parts))}, &model->weights);\n'
+        f"  if (status != FUSEC_OK) return status;\n{body}\n  return FUSEC_OK;\n}}\n\n"
         f"static inline void {name}_close({name}_model *model) {{\n  free(model->weights);\n{closing}"
         f"  *model = ({name}_model){{0}};\n}}\n"
     )
+
+
+def _sums(data: bytes) -> str:
+    """A file's size, the sum of its 64-bit words and that weighted by their places, as arguments in C."""
+    words = np.frombuffer(data + bytes(-len(data) % 8), "<u8")
+    weighted = (words * np.arange(1, len(words) + 1, dtype=np.uint64)).sum(dtype=np.uint64)
+    return f"{len(data)}, UINT64_C({int(words.sum(dtype=np.uint64))}), UINT64_C({int(weighted)})"
 
 
 def _run(

@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, TensorType, dtype_of, fixed, u8
 from fusec.modules import load_module
-from fusec.options import check_path
+from fusec.options import check_choice, check_path
 from fusec.parameters import Parameters
 from fusec.runtime import artifact
 from fusec.runtime.adapters import load_arrays
@@ -27,11 +27,13 @@ from fusec.runtime.arrays import Arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable
+from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.memory import Block, allocate
-from fusec.runtime.program import Program
+from fusec.runtime.program import Call, Program
 from fusec.runtime.serial import Json, program_from_json, symbols_from_json, type_from_json
 from fusec.runtime.structure import call_from_json, result_from_json
 from fusec.specs import TensorSpec
+from fusec.target.gpu import is_gpu
 from fusec.tile.views import same_layout
 
 MOST_PIECES = 1000
@@ -45,7 +47,9 @@ Weights = Mapping[str, Any] | str | PathLike[str]
 tracing.start_from_environment()
 
 
-def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compiled:
+def load(
+    path: str | PathLike[str], *, weights: Weights | None = None, library: Literal["numpy"] | None = None
+) -> Compiled:
     """The function that :meth:`Compiled.save` wrote. It runs native code: load only files whose author you trust.
 
     All that is used of the file is checked before. Raises ArtifactError for a file that is damaged, of another format,
@@ -54,21 +58,25 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
     ``weights``: for a file that was saved without them, arrays by name (a ``state_dict()``) or the path of a
     safetensors file. They are copied or packed now. SignatureError that lists those which are missing, of another
     shape or dtype, or that the function's module does not have; ArtifactError where none are given.
+
+    ``library="numpy"``: a function of PyTorch takes and gives NumPy arrays, and PyTorch need not be installed. So for a
+    CPU's file whose program calls nothing of PyTorch; ArtifactError for another.
     """
     check_path("path", path)
     if weights is not None and not isinstance(weights, Mapping):
         check_path("weights", weights)
+    check_choice("library", library, ("numpy", None))
     with tracing.span(f"load {fspath(path)}", "load"):
-        return _checked(path, weights)
+        return _checked(path, weights, library)
 
 
-def _checked(path: str | PathLike[str], weights: Weights | None) -> Compiled:
+def _checked(path: str | PathLike[str], weights: Weights | None, library: Library | None) -> Compiled:
     contents = artifact.read(path)
     missing = contents.requirements.missing()
     if missing:
         raise ArtifactError(f"{contents.path}: {missing}")
     try:
-        return _load(contents, weights)
+        return _load(contents, weights, library)
     except SignatureError as error:
         raise SignatureError(f"{contents.path}: {error}") from None
     except ArtifactError as error:
@@ -78,9 +86,9 @@ def _checked(path: str | PathLike[str], weights: Weights | None) -> Compiled:
         raise ArtifactError(f"{contents.path}: its records do not fit together: {error!r:.300}") from None
 
 
-def _load(contents: artifact.Contents, weights: Weights | None) -> Compiled:
+def _load(contents: artifact.Contents, weights: Weights | None, instead: Library | None) -> Compiled:
     manifest = contents.manifest
-    library = _library(manifest["library"])
+    library = instead or _library(manifest["library"])
     records = manifest["pieces"]
     if not isinstance(records, list) or not 1 <= len(records) <= MOST_PIECES:
         raise ArtifactError("the manifest lists no pieces, or too many")
@@ -97,7 +105,9 @@ def _load(contents: artifact.Contents, weights: Weights | None) -> Compiled:
 
         launch.offer_build(str(manifest.get("launcher")), contents.read(artifact.LAUNCHER))
     given = _given(manifest, load_arrays(library), weights)
-    reader = _Reader(library, load_arrays(library), specs, stored, members, given)
+    reader = _Reader(
+        library, load_arrays(library), specs, stored, members, given, is_foreign=library != manifest["library"]
+    )
     variants = [reader.variant(record, piece_folder(k), ranges) for k, record in enumerate(records)]
     name, parameters = str(manifest["name"]), Parameters.from_json(manifest.get("parameters"))
     if ranges:
@@ -189,6 +199,8 @@ class _Reader:
     stored: Stored
     members: Mapping[str, bytes]
     given: Mapping[str, Any] = field(default_factory=dict)
+    is_foreign: bool = False
+    """The arrays are of another library than the function's."""
     made: dict[object, Any] = field(default_factory=dict)
     frozen: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
@@ -207,6 +219,8 @@ class _Reader:
         layouts = self.layouts(ranges)
         given = {int(k): str(name) for k, name in record["given"].items()}
         _check(program, arguments, fixed_inputs | given.keys(), layouts, weights)
+        if self.is_foreign:
+            _check_library(program)
         module = load_module(self.members[folder + artifact.CODE])
         executable = Executable(
             program, module, self.library, digests, fixed_inputs, weights, packed, bool(record["graph"])
@@ -255,6 +269,15 @@ class _Reader:
             self.made[name] = array if aligned else _moved(array)
         block: Block = self.made[name]
         return block
+
+
+def _check_library(program: Program) -> None:
+    """ArtifactError where a program needs the library that its function was written for."""
+    if is_gpu(program.target):
+        raise ArtifactError("it runs on a GPU, and takes no NumPy arrays")
+    calls = [s.attributes.target for s in program.steps if isinstance(s, Call) and s.attributes.target != CHECK_INDEX]
+    if calls:
+        raise ArtifactError(f"it calls {', '.join(dict.fromkeys(calls))}, which NumPy does not have")
 
 
 def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:

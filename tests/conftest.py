@@ -15,6 +15,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from amx import amx_target  # noqa: E402  (found beside this file)
+from clean import environment_of_runtime  # noqa: E402
 
 from fusec.target.cpu import CpuTarget  # noqa: E402
 
@@ -37,6 +38,12 @@ def pytest_unconfigure() -> None:
         os.environ.pop("FUSEC_CACHE_DIR", None)
         shutil.rmtree(folder, ignore_errors=True)
     _cache.clear()
+
+
+@pytest.fixture(scope="session")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with fusec's runtime and NumPy alone."""
+    return environment_of_runtime(tmp_path_factory.mktemp("clean"))
 
 
 @pytest.fixture

@@ -43,9 +43,48 @@ def test_the_example(tmp_path: Path) -> None:
         found = np.array([line.split() for line in done.stdout.decode().splitlines()], np.float32)
         np.testing.assert_allclose(found, module.classify(x), rtol=2e-6, atol=1e-7)
     outside = subprocess.run([program, tmp_path], input=b"", capture_output=True, check=False)
-    assert (outside.returncode, outside.stderr) == (1, b"0 rows: status 1\n")
-    (tmp_path / "classify.weights").write_bytes(b"short")
-    assert subprocess.run([program, tmp_path], input=b"", capture_output=True, check=False).returncode == 1
+    assert (outside.returncode, outside.stderr) == (1, b"0 rows: a dimension is out of the range that was compiled\n")
+
+
+@needs_cc
+def test_files_are_checked(tmp_path: Path) -> None:
+    header = fusec.compile(lambda x: np.tanh(x) @ W, fusec.TensorSpec((4, 6), "f32")).export_c(tmp_path)
+    name = header.stem
+    source = f"""
+#include "{name}.h"
+int main(int count, char **arguments) {{
+  {name}_model model;
+  (void)count;
+  int status = {name}_open(&model, arguments[1]);
+  puts(fusec_strerror(status));
+  if (status == FUSEC_OK) {name}_close(&model);
+  return status == FUSEC_DAMAGED;
+}}
+"""
+    (tmp_path / "main.c").write_text(source)
+    program = build(tmp_path, tmp_path / "main.c", "main")
+
+    def told() -> str:
+        return subprocess.run([program, tmp_path], capture_output=True, check=False, text=True).stdout.strip()
+
+    assert told() == "no error"
+    for file in (tmp_path / f"{name}.weights", tmp_path / f"{name}_0.so"):
+        data = bytearray(file.read_bytes())
+        for wrong in (
+            data[:-1],
+            data + b"x",
+            data[:40] + bytes([data[40] ^ 128]) + data[41:],
+            data[8:16] + data[:8] + data[16:],
+        ):
+            file.write_bytes(wrong)
+            assert told().startswith("a file is damaged"), file
+        file.unlink()
+        assert told().startswith("a file that belongs to the header")
+        file.write_bytes(data)
+    assert told() == "no error"
+
+
+W = np.linspace(-1, 1, 30, dtype=np.float32).reshape(6, 5)
 
 
 LOOKUP = """

@@ -17,12 +17,13 @@ WITHOUT_SOURCE = {
     "codegen/test_spellings.py": "each backend's table, against the table of ops",
     "docs/test_contributing.py": "CONTRIBUTING.md",
     "docs/test_site.py": "mkdocs.yml and the pages",
+    "examples/test_deploying.py": "the commands of docs/guide/deployment.md",
     "examples/test_readme.py": "README.md and the guide",
     "ir/ops/test_reference.py": "the references of every file of fusec/ir/ops, against PyTorch",
     "ir/ops/test_rules.py": "the type rules of every file of fusec/ir/ops",
     "test_import.py": "fusec/__init__.py",
     "test_layout.py": "the tests",
-    "test_packaging.py": "pyproject.toml",
+    "test_packaging.py": "pyproject.toml and release/wheels.py",
 }
 """Tests of what is no one source, and what that is."""
 

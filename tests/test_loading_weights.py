@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fusec
 from fusec.cli.main import app
-from fusec.errors import ArtifactError, SignatureError
+from fusec.errors import ArtifactError, OptionError, SignatureError
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import encode_weights
 
@@ -150,3 +150,18 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     found = np.load("y.npz")["result0"]
     np.testing.assert_allclose(found, other(torch.ones(2, 4)).detach().numpy(), rtol=1e-5)
+
+
+def test_numpy_arrays_for_a_function_of_pytorch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 4).requires_grad_(False)
+    x = torch.randn(3, 6)
+    fusec.compile(lambda x: torch.tanh(layer(x)), x).save(tmp_path / "f.fusec")
+    found = fusec.load(tmp_path / "f.fusec", library="numpy")(x.numpy())
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, torch.tanh(layer(x)).numpy(), rtol=1e-5, atol=1e-6)
+    fusec.compile(lambda x: torch.linalg.qr(x)[0] * 2, x).save(tmp_path / "g.fusec")
+    with pytest.raises(ArtifactError, match=r"it calls aten.*qr.*, which NumPy does not have"):
+        fusec.load(tmp_path / "g.fusec", library="numpy")
+    with pytest.raises(OptionError, match="library='torch'"):
+        fusec.load(tmp_path / "f.fusec", library="torch")  # type: ignore[arg-type]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
-import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -72,21 +69,6 @@ def test_each_file_is_in_one_wheel(wheels: list[Path]) -> None:
         "Requires-Dist: numpy>=2.1"
     ]
     assert sum(runtime.values()) < 3e6
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the runtime and NumPy alone."""
-    folder = tmp_path_factory.mktemp("clean")
-    venv.create(folder, with_pip=False)
-    site = next((folder / "lib").glob("python*/site-packages"))
-    made = runpy.run_path(str(ROOT / "release" / "wheels.py"))["stage_runtime"](tmp_path_factory.mktemp("stage") / "r")
-    shutil.copytree(made / "fusec", site / "fusec")
-    installed = Path(np.__file__).parents[1]
-    for name in ("numpy", "numpy.libs"):
-        if (installed / name).exists():
-            (site / name).symlink_to(installed / name)
-    return folder / "bin" / "python"
 
 
 def test_a_file_runs_where_numpy_alone_is_installed(clean: Path, tmp_path: Path) -> None:

@@ -13,8 +13,13 @@
 int main(int count, char **arguments) {
   static float rows[MOST_ROWS * WIDTH], scores[MOST_ROWS * CLASSES];
   classify_model model;
-  if (count != 2 || classify_open(&model, arguments[1]) != FUSEC_OK) {
+  if (count != 2) {
     fprintf(stderr, "usage: classify FOLDER, with what classify.py wrote there\n");
+    return 1;
+  }
+  int opened = classify_open(&model, arguments[1]);
+  if (opened != FUSEC_OK) {
+    fprintf(stderr, "%s: %s\n", arguments[1], fusec_strerror(opened));
     return 1;
   }
   size_t found = fread(rows, sizeof(float), MOST_ROWS * WIDTH, stdin) / WIDTH;
@@ -23,7 +28,7 @@ int main(int count, char **arguments) {
     for (size_t row = 0; row < found; row++)
       for (int k = 0; k < CLASSES; k++) printf("%.9g%c", scores[row * CLASSES + k], k + 1 < CLASSES ? ' ' : '\n');
   } else {
-    fprintf(stderr, "%zu rows: status %d\n", found, status);
+    fprintf(stderr, "%zu rows: %s\n", found, fusec_strerror(status));
   }
   classify_close(&model);
   return status;
