@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
-OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Files of the repository, and the pages that they are."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")

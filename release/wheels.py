@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,12 +33,12 @@ COMPILER = ("passes", "cli", "page", "export")
 TVM_RUNTIME = ("__init__.py", "module.py", "native.py", "chain.py", "parallel.py")
 """Files of ``codegen/tvm`` that load kernels; the others make them."""
 
-_SHARED = ("license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
+_SHARED = ("license", "license-files", "requires-python", "authors", "keywords", "classifiers")
 _NOT_RELEASED = ("dev", "docs", "bench", "campaigns", "notebooks")
 
 
 def main(folder: Path) -> list[Path]:
-    """Builds both wheels, and gives their paths."""
+    """Builds both wheels, and gives their paths. FUSEC_REPOSITORY is the address that their metadata name."""
     stage = ROOT / "build" / "release"
     shutil.rmtree(stage, ignore_errors=True)
     made = [stage_runtime(stage / "runtime"), stage_compiler(stage / "fusec")]
@@ -99,12 +100,14 @@ def _root() -> dict[str, Any]:
 
 def _write(folder: Path, project: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Path:
     given = _root()["project"]
-    shared = {key: given[key] for key in _SHARED if key in given and key != "urls"}
+    shared = {key: given[key] for key in _SHARED if key in given}
     head = {**project, "version": version(), "readme": "README.md", **shared}
+    home = os.environ.get("FUSEC_REPOSITORY", "")
+    urls = {"Source": home, "Changelog": f"{home}/blob/main/CHANGELOG.md", "Issues": f"{home}/issues"} if home else {}
     every = {
         "build-system": _root()["build-system"],
         "project": head,
-        "project.urls": given.get("urls", {}),
+        "project.urls": urls,
         **tables,
         "tool.setuptools.packages.find": {"include": ["fusec*"]},
         "tool.setuptools.package-data": {"*": ["py.typed", "*.cuh", "*.css", "*.js", "*.c", "*.h"]},

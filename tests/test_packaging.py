@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import fusec
 
@@ -35,6 +38,43 @@ def test_constraints_pin_every_dependency() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     assert names <= pinned
+
+
+def test_the_changelog_has_the_version() -> None:
+    assert f"\n## {fusec.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_workflows_run_what_is_there() -> None:
+    """Their commands name targets of the Makefile and campaigns that exist."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for name in ("nightly", "release"):
+        jobs = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+        steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+        made = {word for step in steps for line in re.findall(r"^make (.*)$", step, re.M) for word in line.split()}
+        assert {word for word in made if "=" not in word and not word.startswith('"')} <= targets | {'cpu.md"'}
+        assert made
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]
+    listed = {entry.split()[0] for entry in nightly["campaigns"]["strategy"]["matrix"]["campaign"]}
+    modules = {path.stem for path in (ROOT / "tests" / "campaigns").glob("*.py") if "__main__" in path.read_text()}
+    assert listed == modules - {"array_api"}  # which needs a checkout of the standard's tests
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_docs_and_tests(tmp_path: Path) -> None:
+    program = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as held:
+        names = {name.partition("/")[2] for name in held.getnames()}
+    wanted = ("tests/conftest.py", "docs/design.md", "CHANGELOG.md", "Makefile", "constraints.txt", "release/wheels.py")
+    assert names >= {
+        *wanted,
+        "passes/fuse.py",
+        "codegen/cuda/include/scalar.cuh",
+        "fusec/runtime/launch.c",
+        "mkdocs.yml",
+    }
 
 
 @pytest.fixture(scope="module")
