@@ -23,6 +23,7 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
+from fusec.frontend.finalizers import is_finalized, made_of, refuse_finalized
 from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
@@ -40,7 +41,7 @@ from fusec.frontend.output import (
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
-from fusec.frontend.side_effects import Snapshots, StateChangedError, imported
+from fusec.frontend.side_effects import LOCKS, Snapshots, StateChangedError, imported
 from fusec.frontend.source import code_location, is_user_file, user_location
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -180,6 +181,8 @@ class Recorder:
                 elif event == "c_call":
                     if arg in IN_C or streams[type(arg.__self__)]:
                         refuse_output_in_c(frame, arg)
+                    elif type(arg.__self__) in LOCKS:
+                        self._before.note_lock(frame, arg)
                     elif arg in settings:
                         name, read = settings[arg]
                         if read is None:
@@ -210,6 +213,7 @@ class Recorder:
     def _see_code(self, frame: FrameType, is_first: bool) -> None:
         if is_first:
             refuse_partial_prints(frame)
+            refuse_finalized(frame)
             self._before.see(frame, is_root=frame.f_code is self._root_code)
         elif frame.f_code.co_freevars:
             self._before.see_closure(frame)
@@ -222,6 +226,8 @@ class Recorder:
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             value = values.get(name)
             if id(value) not in self._seen:
+                if is_finalized(type(value)) and made_lately()(value):
+                    raise made_of(type(value).__name__, code)
                 self._kinds.check(code, name, value)
                 self._seen[id(value)] = value
                 self._before.hold(value)

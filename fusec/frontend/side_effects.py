@@ -56,6 +56,9 @@ _HOLDERS: tuple[type, ...] = (
 _FILES = (TextIOWrapper, BufferedReader, BufferedRandom)
 """Files of which the position is held."""
 
+LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
+_ON_LOCKS = ("acquire", "release")
+
 _OPAQUE = frozenset(
     (
         "fusec",
@@ -159,6 +162,7 @@ class Snapshots:
         if holds_arrays:
             self._generators[1] = _Generator(np.random, np.random.get_state, np.random.set_state)
         self._outlasting = set(self._generators)
+        self._locks: dict[int, tuple[Any, int]] = {}
 
     def see(self, frame: FrameType, *, is_root: bool) -> None:
         """Code of the user's that is about to run for the first time: what its names stand for.
@@ -250,6 +254,31 @@ class Snapshots:
         if path:
             self._outlasting.add(id(value))
 
+    def note_lock(self, frame: FrameType, method: Any) -> None:
+        """A lock that the user's code is about to take or to give back.
+
+        StateChangedError for one that is taken already: whether it is got shows in no result.
+        """
+        lock, name = method.__self__, method.__name__
+        if name not in _ON_LOCKS or not is_user_file(frame.f_code.co_filename):
+            return
+        if name == "acquire" and type(lock) is type(threading.Lock()) and lock.locked():
+            raise StateChangedError("a lock, which is taken,", code_location(frame.f_code))
+        taken = self._locks.get(id(lock), (lock, 0))[1] + (1 if name == "acquire" else -1)
+        self._locks[id(lock)] = (lock, taken)
+
+    def _put_locks_back(self) -> bool:
+        """Whether the run left one taken, or gave one back that it had not taken; it is as it was before."""
+        left = [(lock, count) for lock, count in self._locks.values() if count]
+        self._locks.clear()
+        for lock, count in left:
+            for _ in range(abs(count)):
+                if count > 0:
+                    lock.release()
+                else:
+                    lock.acquire()
+        return bool(left)
+
     def hold(self, value: object, path: str = "") -> None:
         """A value that the function got hold of; what it contains, too. ``path``: how it is reached from outside."""
         waiting = [(value, path, False)]
@@ -297,6 +326,7 @@ class Snapshots:
 
     def take_all_back(self) -> None:
         """Puts everything back, after a run that failed."""
+        self._put_locks_back()
         for held in self._held.values():
             put_back(held.value, held.before)
         for namespace, before in self._globals.values():
@@ -355,6 +385,9 @@ class Snapshots:
             found.append(what)
             counters += counted
             only_counts = only_counts and bool(counted)
+        if self._put_locks_back():
+            found.append("whether a lock is taken")
+            only_counts = False
         if not found:
             self._clear()
             return "", ()

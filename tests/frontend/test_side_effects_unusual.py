@@ -349,3 +349,100 @@ def test_attributes_by_names_that_are_data(make: Any) -> None:
     for chosen, low in (("low", 2), ("high", 2), ("low", 5)):
         settings.chosen, settings.low = chosen, low
         assert float(fast(make(3))[0]) == float(f(make(3))[0])
+
+
+def of_a_class_made_inside(ends: list[str]) -> Function:
+    def f(x: Any) -> Any:
+        class Ending:
+            def __init__(self, value: Any) -> None:
+                self.value = value
+
+            def __del__(self) -> None:
+                ends.append("end")
+
+        return Ending(x + 1).value * 2
+
+    return f
+
+
+def of_a_class_with_a_name(ends: list[str]) -> Function:
+    class Ending:
+        def __del__(self) -> None:
+            ends.append("end")
+
+    def f(x: Any) -> Any:
+        made = Ending()
+        made.value = x + 1  # type: ignore[attr-defined]
+        return made.value * 2  # type: ignore[attr-defined]
+
+    return f
+
+
+@LIBRARIES
+@pytest.mark.parametrize("function", [of_a_class_made_inside, of_a_class_with_a_name])
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_the_death_of_an_object_runs_code_at_each_call(function: Any, make: Any) -> None:
+    ends: list[str] = []
+    f = fusec.jit(function(ends))
+    for call in range(1, 4):
+        assert float(f(make(3))[0]) == 4
+        assert len(ends) == call
+
+
+def taken(lock: Any) -> Function:
+    def f(x: Any) -> Any:
+        lock.acquire()
+        return x + 1
+
+    return f
+
+
+def taken_where_it_is_free(lock: Any) -> Function:
+    def f(x: Any) -> Any:
+        if not lock.acquire(blocking=False):
+            return x - 1
+        return x + 1
+
+    return f
+
+
+@LIBRARIES
+@pytest.mark.parametrize("kind", [threading.Lock, threading.RLock])
+@pytest.mark.parametrize("function", [taken, taken_where_it_is_free])
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_a_lock_is_taken_at_each_call(function: Any, kind: Any, make: Any) -> None:
+    lock = kind()
+    f = fusec.jit(function(lock))
+    for _ in range(3):
+        assert float(f(make(3))[0]) == 2
+        lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+@LIBRARIES
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_a_lock_that_is_taken_already(make: Any) -> None:
+    lock = threading.Lock()
+    f = fusec.jit(taken_where_it_is_free(lock))
+    with lock:
+        assert float(f(make(3))[0]) == 0
+    assert float(f(make(3))[0]) == 2
+    lock.release()
+
+
+@LIBRARIES
+def test_a_lock_that_a_call_gives_back(make: Any) -> None:
+    lock = threading.Lock()
+
+    def f(x: Any) -> Any:
+        lock.acquire()
+        try:
+            return x + 1
+        finally:
+            lock.release()
+
+    jitted = fusec.jit(fallback="error")(f)
+    for _ in range(2):
+        assert float(jitted(make(3))[0]) == 2
+        assert not lock.locked()
