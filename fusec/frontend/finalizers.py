@@ -15,7 +15,7 @@ _NAME = "__del__"
 
 def is_finalized(cls: type) -> bool:
     """Whether the user's code runs when an object of the class dies."""
-    found = (table_of(base).get(_NAME) for base in classes_of(cls))
+    found: list[Any] = [table_of(base).get(_NAME) for base in classes_of(cls)]
     return any(is_a(f, FunctionType) and is_user_file(f.__code__.co_filename) for f in found)
 
 
@@ -32,8 +32,8 @@ def refuse_finalized(frame: FrameType) -> None:
     """
     code, values = frame.f_code, frame.f_locals
     namespace: Any = getattr(frame.f_globals, "original", frame.f_globals)
-    for body in code.co_consts:
-        if is_a(body, CodeType) and _NAME in body.co_names and _NAME in _functions_in(body):
+    for body in _codes_in(code):
+        if _NAME in body.co_names and _NAME in (inner.co_name for inner in _codes_in(body)):
             raise made_of(body.co_name, code)
     named = [true_value(namespace, name) for name in code.co_names]
     for value in (*named, *(values.get(name) for name in code.co_freevars)):
@@ -41,5 +41,6 @@ def refuse_finalized(frame: FrameType) -> None:
             raise made_of(value.__name__, code)
 
 
-def _functions_in(body: CodeType) -> set[str]:
-    return {inner.co_name for inner in body.co_consts if is_a(inner, CodeType)}
+def _codes_in(code: CodeType) -> list[CodeType]:
+    """Of the functions and bodies of classes that code makes."""
+    return [inner for inner in code.co_consts if isinstance(inner, CodeType)]

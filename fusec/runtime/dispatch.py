@@ -157,7 +157,9 @@ class Dispatcher(Planner):
                 self.require(arrays, leaves)
             self._log_recompile(key, known)
             start = time.monotonic()
-            opened = self.make_open(arrays, leaves, spec) or self.make_open_integers(arrays, leaves, spec)
+            opened = None
+            if not self._refusals.has_failed(kind):
+                opened = self.make_open(arrays, leaves, spec) or self.make_open_integers(arrays, leaves, spec)
             if opened is not None:
                 plan = replace(opened, signature=key)
                 self._open = (plan, *self._open)
@@ -177,6 +179,8 @@ class Dispatcher(Planner):
                     return self._slow(args, kwargs)
                 if not plan.is_compiled and self.leave_to_range(arrays, leaves):
                     return self._slow(args, kwargs)
+                if plan.is_compiled:
+                    self._refusals.succeeded(kind)
                 if plan.capture is None:
                     failure = time.monotonic() - start
                 elif not plan.is_compiled:

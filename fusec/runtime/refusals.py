@@ -62,6 +62,7 @@ class _Failures:
     reason: str
     may_settle: bool
     in_code: bool
+    succeeded: bool = False
 
 
 class Refusals:
@@ -82,6 +83,17 @@ class Refusals:
         known = self._failures.get(kind)
         self._failures[kind] = _Failures(1 if known is None else known.count + 1, reason, may_settle, in_code)
         self._seconds += seconds
+
+    def succeeded(self, kind: Kind) -> None:
+        """Notes that a call of a kind was captured."""
+        known = self._failures.get(kind)
+        if known is not None:
+            known.succeeded = True
+
+    def has_failed(self, kind: Kind) -> bool:
+        """Whether captures of a kind have failed, and none has not: one for ranges of extents would take several."""
+        known = self._failures.get(kind)
+        return known is not None and not known.may_settle and not known.succeeded
 
     def reason(self, kind: Kind) -> str:
         """Why calls of this kind are not tried any more; empty where they are."""

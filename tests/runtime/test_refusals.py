@@ -218,3 +218,57 @@ def test_calls_whose_reason_has_been_told_run_at_once(monkeypatch: pytest.Monkey
     assert [*jitted.dispatcher.eager_calls.values()] == [5]
     with pytest.raises(RuntimeError):
         jitted(torch.ones(3, dtype=torch.complex64))  # complex numbers have no order
+
+
+class Branching(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x * 2 if x.sum() > 0 else x
+
+
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Notes each run of a function for ranges of extents, which takes longer than a capture."""
+    from fusec.frontend import torch_sizes
+
+    made: list[Any] = []
+    check = torch_sizes.check_conditions
+
+    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(function)
+        return check(function, *args, **kwargs)
+
+    monkeypatch.setattr(torch_sizes, "check_conditions", noting)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_what_fails_is_not_tried_for_ranges_of_extents(
+    captures: list[str], ranges: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 1e9)
+    jitted = fusec.jit(Branching())
+    with torch.no_grad():
+        for n in range(4, 12):
+            jitted(torch.ones(n, 8))
+    assert not ranges
+    assert len(captures) <= refusals.TRIES
+
+
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_what_failed_once_is_compiled_for_ranges_where_a_capture_has_succeeded(ranges: list[Any]) -> None:
+    scale: list[float] = []
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * (float(x.sum()) if not scale else scale[0])
+
+    jitted = fusec.jit(scaled)
+    jitted(torch.ones(4))
+    scale.append(2.0)
+    for n in range(5, 9):
+        torch.testing.assert_close(jitted(torch.ones(n)), torch.full((n,), 2.0))
+    assert ranges
