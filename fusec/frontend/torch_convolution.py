@@ -167,8 +167,43 @@ def _index_of_largest(
     largest_again = e.keep(largest, seen, axes)
     equal = e.emit("logical_and", inside, e.emit("eq", seen, largest_again))
     first = e.reduce("reduce_min", e.emit("select", equal, flat, e.constant(prod(image), i64)), axes)
+    taps = [range(0, size * step, step) for size, step in zip(sizes, apart, strict=True)]
+    windows = extents(largest)[1 : 1 + dims]
+    axis_by_axis = zip(windows, taps, steps, low, image, strict=True)
+    if any(_is_some_padding(*axis) for axis in axis_by_axis):
+        begin = _first_positions(e, extents(largest), taps, steps, low, image)
+        first = e.emit("select", e.emit("eq", first, e.constant(prod(image), i64)), begin, first)
     last = e.reduce("reduce_max", e.emit("select", e.emit("isnan", seen), flat, e.constant(-1, i64)), axes)
     return e.emit("select", e.emit("isnan", largest), last, first)
+
+
+def _is_some_padding(windows: int, taps: range, step: int, low: int, extent: int) -> bool:
+    """Whether all positions of some window along an axis are padding."""
+    begins = range(-low, windows * step - low, step)
+    return not all(any(0 <= begin + tap < extent for tap in taps) for begin in begins)
+
+
+def _first_positions(
+    e: Emitter,
+    shape: Sequence[int],
+    taps: Sequence[range],
+    steps: Sequence[int],
+    low: Sequence[int],
+    image: Sequence[int],
+) -> Value:
+    """Where PyTorch begins to look in each window: at its first position that is not negative, which may be behind the
+    image. It is the index of a window of padding alone."""
+    flat = e.constant(0, i64)
+    for k, extent in enumerate(image):
+        begin = e.emit(
+            "sub", e.emit("mul", e.iota(shape, 1 + k, i64), e.constant(steps[k], i64)), e.constant(low[k], i64)
+        )
+        first = e.emit("add", begin, e.constant(taps[k][-1], i64))
+        for tap in reversed(taps[k][:-1]):
+            at = e.emit("add", begin, e.constant(tap, i64))
+            first = e.emit("select", e.emit("ge", at, e.constant(0, i64)), at, first)
+        flat = e.emit("add", e.emit("mul", flat, e.constant(extent, i64)), first)
+    return flat
 
 
 def _avg_pool(

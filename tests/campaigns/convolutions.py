@@ -35,7 +35,9 @@ KNOWN: tuple[tuple[str, str], ...] = (
         "reflection_pad3d of channels last; axes of one element, by whose strides a convolution chooses its layout",
     ),
 )
-INDICES = "PyTorch's max_pool3d of channels last names an element of the first slice for a window of -inf alone"
+INDICES = (
+    "PyTorch's max_pool3d of channels last names an element of the first slice for a window of -inf or padding alone"
+)
 LIBRARY_NAN = (
     "oneDNN's bf16 convolutions multiply infinities by the zeros that fill up channels: which become NaN goes by the "
     "layout, and fusec gives it channels last"
@@ -360,16 +362,17 @@ def known(program: Program, said: str) -> str:
     """The name of the difference if it stays, or nothing."""
     if said == FAKE_STRIDES:
         return FAKE_STRIDES
-    plain, normal = (
-        replace(program, given=tuple(replace(a, **change) for a in program.given))
-        for change in ({"layout": "plain"}, {"values": "normal"})
-    )
     if any("max_pool3d(" in line and "return_indices" in line for line in program.lines):
-        return INDICES if not difference(plain) and not difference(normal) else ""
+        return INDICES if not difference(_changed(program, layout="plain")) else ""
     if program.dtype == "bf16" and "NaN is not where" in said and any(".conv" in line for line in program.lines):
-        others = (normal, replace(program, dtype="f16"), replace(program, dtype="f32"))
+        others = (_changed(program, values="normal"), replace(program, dtype="f16"), replace(program, dtype="f32"))
         return LIBRARY_NAN if not any(map(difference, others)) else ""
     return ""
+
+
+def _changed(program: Program, **change: str) -> Program:
+    """The program with arguments that are otherwise."""
+    return replace(program, given=tuple(replace(a, **change) for a in program.given))
 
 
 def campaign(device: str) -> Campaign:

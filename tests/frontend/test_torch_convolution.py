@@ -335,6 +335,17 @@ def test_the_place_of_the_largest_where_several_are(padding: int) -> None:
     check(lambda x: F.max_pool2d(x, 3, 2, padding, return_indices=True), torch.full((1, 2, 5, 5), float("nan")))
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_the_place_in_windows_of_padding_alone(last: bool) -> None:
+    """Where PyTorch begins to look, which may lie behind the image."""
+    x = randn(2, 3, 1, 4, last=last)
+    check(lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2, return_indices=True), x)
+    tall = randn(2, 3, 2, 4, last=last)
+    check(lambda x: F.max_pool2d(x, 2, (1, 2), 1, dilation=(3, 1), return_indices=True), tall)
+    if not last:  # PyTorch's other kernel of three axes begins elsewhere
+        check(lambda x: F.max_pool3d(x, 2, (2, 1, 1), (1, 0, 1), (2, 1, 2), return_indices=True), randn(1, 2, 1, 5, 2))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_pools_of_other_dtypes(dtype: torch.dtype) -> None:
     x = randn(2, 3, 9, 11, dtype=dtype)
