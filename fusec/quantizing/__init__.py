@@ -1,0 +1,1 @@
+"""Calibration: a model's layers in fewer bits, as plain PyTorch code that fusec fuses."""
