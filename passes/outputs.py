@@ -16,7 +16,7 @@ from fusec.passes.indices import is_check
 from fusec.passes.inline import index_only
 from fusec.tile.views import Strides, same_layout, strided_view
 
-KERNEL_KINDS = ("elementwise", "data", "reduce", "scan", "dot")
+KERNEL_KINDS = ("elementwise", "data", "reduce", "scan", "dot", "scatter")
 """Kinds of the ops that kernels compute; their results can have any strides."""
 
 

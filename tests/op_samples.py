@@ -213,6 +213,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "pad": many(Sample((t(f32, B, 2), t(f32)), PadAttributes((1, 0), (2, 3)))),
     "gather": many(Sample((t(f32, 2, 9, 3), t(i64, B, 4)), GatherAttributes(1), below=9)),
     "gather_elements": many(Sample((t(f32, 4, 9), t(i32, 2, 5)), GatherAttributes(1), below=9)),
+    "scatter_add": many(
+        Sample((t(f32, 5, 3), t(i64, 7), t(f32, 7, 3)), GatherAttributes(0), below=5),
+        Sample((t(i32, 2, 5), t(i32, B), t(i32, 2, B)), GatherAttributes(1), below=5),
+    ),
     "alias": many(
         Sample((t(f32, B, 4),), AliasAttributes("input", 0)),
         Sample((_X,), AliasAttributes("output", 0, itself=True)),

@@ -124,7 +124,8 @@ class Emitter:
             case If():
                 self._if(code, statement)
             case Let():
-                raise LoweringError("an index that is read from scratch on a CPU")
+                node = Points(self.context, code, self.numbers, None, None).value(statement.value).node
+                code.append(tir.bind(self.context.bind(statement.var), tirx.Cast(self.context.index_type, node)))
             case Alloc():
                 self._alloc(code, statement.buffer)
             case Map() | Store():

@@ -109,9 +109,45 @@ def _non_negative(e: Emitter, index: Value, size: int) -> Value:
     return e.emit("select", negative, e.emit("add", index, e.constant(size, i64)), index)
 
 
+def _index_add(e: Emitter, x: Value, dim: int, index: Value, source: Value, *, alpha: Scalar = 1) -> Value:
+    """Rows are added one after another, so that the order of sums is eager's."""
+    if alpha != 1 or x.type.rank == 0 or index.type.rank != 1 or source.type.rank != x.type.rank:
+        raise Declined("of 0-d tensors, or times a number")
+    return _added(e, x, axis_of(x.type.rank, dim), index, source)
+
+
+def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, src: Value) -> Value:
+    """Of an index that is expanded, so that all of a row goes to one place."""
+    axis = axis_of(x.type.rank, dim) if x.type.rank else 0
+    row = index
+    while row in e.viewed and row.type.count == index.type.count and row.type.rank == index.type.rank:
+        row = e.viewed[row]
+    if x.type.rank == 1 and extents(index) == extents(src):
+        return _added(e, x, axis, index, src)
+    wanted = tuple(n if a == axis else 1 for a, n in enumerate(extents(index)))
+    if x.type.rank < 2 or row.type.shape != wanted or extents(index) != extents(src):
+        raise Declined("adds through an index")
+    return _added(e, x, axis, e.reshape(row, (wanted[axis],)), src)
+
+
+def _added(e: Emitter, x: Value, axis: int, index: Value, value: Value) -> Value:
+    kinds = ("float", "int", "uint")
+    wanted = (*extents(x)[:axis], *extents(index), *extents(x)[axis + 1 :])
+    if not e.is_on_cpu(x.type) or x.type.dtype.kind not in kinds or extents(value) != wanted or not x.type.size:
+        raise Declined("adds through an index")
+    if x.type.dtype.is_half:
+        raise Declined("adds through an index, and rounds after each term")
+    if value.type.size < x.type.size:
+        raise Declined("adds to a few places, which may be done in place")
+    return e.emit("scatter_add", x, index, value, attributes=GatherAttributes(axis))
+
+
 def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     """``x[mask] = value`` with a mask of leading axes and one value; other index writes go to the library."""
     mask = indices[0] if len(indices) == 1 else None
+    if accumulate and mask is not None and mask.type.dtype.is_integer and mask.type.rank == 1:
+        row = _non_negative(e, e.cast(mask, i64), extents(x)[0])
+        return _added(e, x, 0, row, e.broadcast(values, (*extents(mask), *extents(x)[1:])))
     if mask is None or mask.type.dtype is not bool_ or accumulate or values.type.size != 1:
         raise Declined("writes through an index")
     mask = e.reshape(mask, [*mask.type.shape, *(1 for _ in range(x.type.rank - mask.type.rank))])
@@ -217,6 +253,8 @@ DATA: dict[str, Lowering] = {
     "index": _index,
     "_unsafe_index": _index,
     "index_put": _index_put,
+    "index_add": _index_add,
+    "scatter_add": _scatter_add,
     "index_copy": _index_copy,
     "diagonal_scatter": _diagonal_scatter,
     "flip": _flip,

@@ -313,4 +313,4 @@ class AliasAttributes(Attributes):
     itself: bool = False
 
 
-FusedKind = Literal["map", "row", "gemm", "grouped", "attention", "scores", "scan", "library"]
+FusedKind = Literal["map", "row", "gemm", "grouped", "attention", "scores", "scan", "scatter", "library"]

@@ -23,6 +23,7 @@ OpKind = Literal[
     "dot",
     "view",
     "data",
+    "scatter",
     "write",
     "alias",
     "extern",
@@ -30,7 +31,8 @@ OpKind = Literal[
     "composite",
 ]
 """create: no operands. elementwise: operands broadcast, NumPy's rule. view: an index map, no arithmetic.
-data: moves elements. write: an array with some elements replaced, in its own memory once ``writes`` has run.
+data: moves elements. scatter: adds elements where an index says.
+write: an array with some elements replaced, in its own memory once ``writes`` has run.
 alias: its operand, which it shows where an input or an output has it in memory.
 composite: opened into the other kinds by canonicalisation."""
 

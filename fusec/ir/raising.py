@@ -35,5 +35,5 @@ def may_raise(op: Op) -> bool:
 
 
 def is_lookup(op: Op) -> bool:
-    """True for an op that reads where an index says, and whose index may be out of range."""
-    return op.name in ("gather", "gather_elements")
+    """True for an op that reads, or adds, where an index says, and whose index may be out of range."""
+    return op.name in ("gather", "gather_elements", "scatter_add")

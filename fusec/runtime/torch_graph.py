@@ -195,6 +195,8 @@ def _mover(op: Op, shape: tuple[int, ...]) -> Function:
             return lambda *xs: torch.cat(xs, axis)
         case PadAttributes():
             return _pad(op.attributes, shape)
+        case GatherAttributes(axis=axis) if op.name == "scatter_add":
+            return lambda x, i, value: x.index_add(axis, i, value)
         case GatherAttributes(axis=axis) if op.name == "gather":
             return lambda x, i: x.index_select(axis, i.reshape(-1).long()).reshape(shape)
         case GatherAttributes(axis=axis):

@@ -12,9 +12,10 @@ from fusec.passes.families.grouped.family import GROUPED
 from fusec.passes.families.map.family import MAP
 from fusec.passes.families.row.family import ROW
 from fusec.passes.families.scan.family import SCAN
+from fusec.passes.families.scatter.family import SCATTER
 from fusec.passes.families.scores.family import SCORES
 
-FAMILIES: tuple[Family, ...] = (ATTENTION, SCORES, GROUPED, GEMM, SCAN, ROW, MAP)
+FAMILIES: tuple[Family, ...] = (ATTENTION, SCORES, GROUPED, GEMM, SCATTER, SCAN, ROW, MAP)
 
 
 def family_of(op: Op) -> Family:

@@ -104,7 +104,14 @@ def one_by_one(graph: Graph) -> Graph:
     return build_fused_graph(partition)
 
 
-_KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row", "scan": "scan", "elementwise": "map", "data": "map"}
+_KINDS: dict[str, FusedKind] = {
+    "dot": "gemm",
+    "reduce": "row",
+    "scan": "scan",
+    "elementwise": "map",
+    "data": "map",
+    "scatter": "scatter",
+}
 
 
 def _without_dead_free(graph: Graph, partition: Partition) -> Graph:

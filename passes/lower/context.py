@@ -296,6 +296,8 @@ def op_flops(op: Op) -> int:
     kind = op.definition.kind
     if kind == "elementwise":
         return op.definition.flops * op.result.type.most
+    if kind == "scatter":
+        return op.operands[2].type.most
     if kind in ("reduce", "scan"):
         return op.operands[0].type.most * (2 if op.name == "recurrence" else 1)
     return 0

@@ -27,13 +27,14 @@ from fusec.ir.definition import (
     Types,
     define,
     require_axes,
+    require_kind,
     require_positions,
     require_same_dtype,
     show,
 )
 from fusec.ir.index import add, bounds, floordiv, product, sub
 from fusec.ir.ops.shapes import broadcast_shapes, shape_text
-from fusec.ir.types import Dim
+from fusec.ir.types import NUMBER, Dim
 
 
 def _permute_rule(types: Types, attributes: PermuteAttributes) -> Types:
@@ -259,6 +260,24 @@ def _gather_elements(arrays: Arrays, attributes: GatherAttributes) -> Array:
     return np.take_along_axis(x[tuple(cut)], index, axis=attributes.axis)
 
 
+def _scatter_add_rule(types: Types, attributes: GatherAttributes) -> Types:
+    t, index, value = types
+    _require_index(types)
+    require_kind((t,), NUMBER)
+    require_axes((attributes.axis,), t)
+    wanted = (*t.shape[: attributes.axis], *index.shape, *t.shape[attributes.axis + 1 :])
+    if index.rank != 1 or value.shape != wanted or value.dtype != t.dtype:
+        raise TypeRuleError(f"{value} can't be added to {t} along axis {attributes.axis} at {index}")
+    return (t,)
+
+
+def _scatter_add(arrays: Arrays, attributes: GatherAttributes) -> Array:
+    x, index, value = arrays
+    rows, added = (np.moveaxis(a, attributes.axis, 0) for a in (x.copy(), value))
+    np.add.at(rows, index, added)
+    return np.ascontiguousarray(np.moveaxis(rows, 0, attributes.axis))
+
+
 def _alias_rule(types: Types, attributes: AliasAttributes) -> Types:
     return types
 
@@ -281,6 +300,7 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("pad", "data", PadAttributes, (2, 2), _pad_rule, _pad),
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
+    define("scatter_add", "scatter", GatherAttributes, (3, 3), _scatter_add_rule, _scatter_add),
     define("alias", "alias", AliasAttributes, (1, 1), _alias_rule, _alias),
     define("update", "write", UpdateAttributes, (2, None), _update_rule, _update),
 )
