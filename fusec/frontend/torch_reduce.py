@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import nan
 
 import torch
 
@@ -13,8 +14,10 @@ from fusec.ir.attributes import (
     ReduceAttributes,
     Scalar,
     ScanAttributes,
+    SliceAttributes,
     VarAttributes,
 )
+from fusec.ir.index import add
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, f32, f64, i32, i64
@@ -126,9 +129,26 @@ def _with_mean(spread: Callable[..., Value]) -> Lowering:
     ) -> list[Value]:
         found = spread(e, x, dim, unbiased, keepdim, correction=correction)
         axes = axes_of(x.type.rank, None if isinstance(dim, bool) else dim)
-        return [found, _as_given(e, _statistic(e, "mean", _exact(e, x), axes, keepdim), x)]
+        return [found, _as_given(e, _mean_beside_variance(e, _exact(e, x), axes, keepdim), x)]
 
     return lower
+
+
+def _mean_beside_variance(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
+    """The mean as PyTorch updates it element by element: what follows an infinity makes it NaN.
+
+    ``m + (x - m) / n`` (Welford, 1962) is infinite where the last element alone is.
+    """
+    mean = _statistic(e, "mean", x, axes, keep)
+    if not axes or 0 in x.type.shape:
+        return mean
+    shape = x.type.shape
+    ends = SliceAttributes.of_axes(shape, {a: (add(shape[a], -1), shape[a]) for a in axes})
+    last = e.emit("slice", x, attributes=ends)
+    at_end = e.emit("isfinite", e.reduce("reduce_sum", last, axes, keep))
+    spread = e.emit("isnan", _statistic(e, "var", x, axes, keep))
+    broken = e.emit("logical_and", at_end, spread)
+    return e.emit("select", broken, e.constant(nan, x.type.dtype), mean)
 
 
 def _along(op: str) -> Lowering:
