@@ -18,6 +18,7 @@ from fusec.errors import DimensionError
 from fusec.frontend.capture import run_user
 from fusec.frontend.environment import record_environment
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
+from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
@@ -34,6 +35,7 @@ class FollowingError(DimensionError):
 
 
 @dispatch_modes()
+@quiet_fake_tensors()
 def check_conditions(
     function: Callable[..., Any],
     arguments: Sequence[tuple[Sequence[int | str], DType]],

@@ -26,3 +26,12 @@ def test_other_uses_of_fake_tensors_still_log() -> None:
     with quiet_fake_tensors():
         assert not logger.filter(record)
     assert logger.filter(record)
+
+
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_runs_on_symbolic_sizes_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A Fourier transform can't be followed on them."""
+    jitted = fusec.jit(lambda x: torch.fft.rfft(x).abs())
+    for rows in (3, 4):
+        jitted(torch.ones(rows, 8))
+    assert not [record for record in caplog.records if record.name == "torch._subclasses.fake_tensor"]
