@@ -205,7 +205,7 @@ X_TRANSFORMERS: Table = {
     "x-rotary": Model(x_decoder(rotary_pos_emb=True, ff_glu=True, use_rmsnorm=True)),
     "x-alibi": Model(x_decoder(alibi_pos_bias=True, attn_kv_heads=2)),
     "x-vision": Model(_x_vision),
-    "x-both": Model(_x_both),
+    "x-both": Model(_x_both, as_written="einx.backend.get"),  # einx's registry gets a new state at each call
 }
 
 
