@@ -18,7 +18,6 @@ WITHOUT_SOURCE = {
     "docs/test_contributing.py": "CONTRIBUTING.md",
     "docs/test_site.py": "mkdocs.yml and the pages",
     "examples/test_deploying.py": "the commands of docs/guide/deployment.md",
-    "examples/test_notebooks.py": "the notebooks of examples/",
     "examples/test_readme.py": "README.md and the guide",
     "ir/ops/test_reference.py": "the references of every file of fusec/ir/ops, against PyTorch",
     "ir/ops/test_rules.py": "the type rules of every file of fusec/ir/ops",
