@@ -54,7 +54,7 @@ def tell_program(
 
 
 @dataclass
-class _Alike:
+class Alike:
     """Kernels that do the same with arrays of the same sizes, such as those of a model's layers."""
 
     reports: list[KernelReport]
@@ -66,14 +66,14 @@ class _Alike:
         return f"{self.reports[0].kernel}{times}"
 
 
-def folded(program: Program, measured: Sequence[float] | None = None) -> list[_Alike]:
+def folded(program: Program, measured: Sequence[float] | None = None) -> list[Alike]:
     """The kernels, like ones together, those that take longest in all first."""
     times = kernel_seconds(program, measured)
-    found: dict[Hashable, _Alike] = {}
+    found: dict[Hashable, Alike] = {}
     for report in launched(program):
         what = tuple((name.partition(" ")[0], location) for name, location in report.fused)
         key = (report.kind, report.schedule, report.flops, report.bytes, what)
-        alike = found.setdefault(key, _Alike([], 0.0))
+        alike = found.setdefault(key, Alike([], 0.0))
         alike.reports.append(report)
         alike.seconds += times.get(report.kernel, report.predicted)
     return sorted(found.values(), key=lambda alike: -alike.seconds)
@@ -100,7 +100,7 @@ def _digest(
     return render(Group(*parts, Text(MORE)))
 
 
-def _table(groups: Sequence[_Alike], what: str) -> Table:
+def _table(groups: Sequence[Alike], what: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("kernel", "kind", "flops", what, "in all", "share", "running", "of the limit"):
         table.add_column(column, justify="left" if column in ("kernel", "kind") else "right", no_wrap=True)
@@ -126,7 +126,7 @@ def _table(groups: Sequence[_Alike], what: str) -> Table:
     return table
 
 
-def _done(groups: Sequence[_Alike]) -> list[Text]:
+def _done(groups: Sequence[Alike]) -> list[Text]:
     """A line for each of the first groups: where its ops stand in the user's code, and what they are."""
     lines = []
     for group in groups[:_DONE]:

@@ -17,11 +17,21 @@ from fusec.specs import TensorSpec, example
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Seconds of some calls: the least, the one in the middle, the most."""
+
+    least: float
+    median: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Times:
-    """Seconds of each step of each piece of a file, or why there are none."""
+    """Seconds of each step of each piece of a file, and of whole calls; or why there are none."""
 
     pieces: Sequence[Sequence[float]] = ()
     reason: str = ""
+    wholes: Sequence[Spread] = ()
 
 
 def measure_steps(compiled: CompiledFunction) -> list[list[float]]:
@@ -33,10 +43,37 @@ def measure_steps(compiled: CompiledFunction) -> list[list[float]]:
 
 
 def _measure(compiled: CompiledFunction, variant: Variant) -> list[float]:
+    return variant.executable.profile(_inputs(compiled, variant))
+
+
+def _inputs(compiled: CompiledFunction, variant: Variant) -> list[Any]:
     extents = {name: high for name, (_, high) in variant.ranges.items()}
     random = np.random.default_rng(0)
     leaves = [random_array(random, spec, extents, compiled.library) for spec in compiled.specs]
-    return variant.executable.profile([leaves[a] if isinstance(a, int) else a() for a in variant.arguments])
+    return [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
+
+
+_CALLS = 15
+
+
+def measure_calls(compiled: CompiledFunction) -> list[Spread]:
+    """Whole calls of each of its programs, as :func:`measure_steps` measures their steps; without the checks of
+    arguments."""
+    return [_measure_calls(compiled, variant) for variant in compiled.complete]
+
+
+def _measure_calls(compiled: CompiledFunction, variant: Variant) -> Spread:
+    inputs = _inputs(compiled, variant)
+    watch = variant.executable.arrays.stopwatch(variant.executable.device)
+    variant.executable(*inputs)  # which packs
+    seconds = []
+    for _ in range(_CALLS):
+        watch.ready()
+        start = watch.mark()
+        variant.executable(*inputs)
+        seconds += watch.seconds([start, watch.mark()])
+    ordered = sorted(seconds)
+    return Spread(ordered[0], ordered[_CALLS // 2], ordered[-1])
 
 
 def random_array(random: np.random.Generator, spec: TensorSpec, extents: Mapping[str, int], library: Library) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fusec.loading import load
-from fusec.measuring import Times, measure_steps
+from fusec.measuring import Times, measure_calls, measure_steps
 from fusec.runtime import artifact
 
 
@@ -15,7 +15,8 @@ def measure_file(path: Path) -> Times:
     if missing:
         return Times(reason=f"not measured: {missing}")
     try:
-        return Times(measure_steps(load(path)))
+        loaded = load(path)
+        return Times(measure_steps(loaded), wholes=measure_calls(loaded))
     except (
         Exception
     ) as error:  # weights may be missing, random arguments none that the function takes, devices may fail

@@ -11,7 +11,7 @@ from pathlib import Path
 from fusec.compiled import CompiledFunction
 from fusec.errors import ArtifactError
 from fusec.location import Location
-from fusec.measuring import Times, measure_steps
+from fusec.measuring import Spread, Times, measure_calls, measure_steps
 from fusec.runtime import artifact
 from fusec.runtime.program import Program
 from fusec.runtime.serial import program_from_json
@@ -31,7 +31,7 @@ class KernelText:
 class Part:
     """A program: the range that it serves, IR by stage in order, its kernels' texts, and notes.
 
-    measured: seconds of each step where it was run, else None.
+    measured: seconds of each step where it was run, else None. whole: of calls.
     """
 
     ranges: str
@@ -40,6 +40,7 @@ class Part:
     kernels: Sequence[KernelText]
     notes: Sequence[str]
     measured: Sequence[float] | None = None
+    whole: Spread | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def gather_file(path: Path, source: Path | None = None, times: Times | None = No
             members = [n for n in contents.sizes if n.startswith((f"{folder}stages/", f"{folder}kernels/"))]
             texts = {name.removeprefix(folder): contents.text(name) for name in members}
             part = _part(program, texts, piece["ranges"], piece["notes"])
-            parts.append(replace(part, measured=times.pieces[number]) if times is not None and times.pieces else part)
+            if times is not None and times.pieces:
+                part = replace(part, measured=times.pieces[number], whole=times.wholes[number])
+            parts.append(part)
         return Gathered(str(manifest["name"]), facts, parts, False, source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
@@ -101,10 +104,11 @@ def gather_compiled(compiled: CompiledFunction, measure: bool = False) -> Gather
 
     parts = []
     measured = measure_steps(compiled) if measure else [None] * len(compiled.complete)
-    for variant, seconds in zip(compiled.complete, measured, strict=True):
+    wholes = measure_calls(compiled) if measure else [None] * len(compiled.complete)
+    for variant, seconds, whole in zip(compiled.complete, measured, wholes, strict=True):
         program = variant.executable.program
         texts = {name: data.decode() for name, data in texts_of(variant, program, variant.executable.digests).items()}
-        parts.append(replace(_part(program, texts, variant.ranges, variant.notes), measured=seconds))
+        parts.append(replace(_part(program, texts, variant.ranges, variant.notes), measured=seconds, whole=whole))
     specs = ", ".join(map(str, compiled.specs))
     facts = [f"{compiled.library} function of ({specs}), compiled for {parts[0].program.target}"]
     return Gathered(compiled.name, facts, parts, True)

@@ -35,3 +35,49 @@ for (const frame of document.querySelectorAll(".zoom")) {
     else if (event.key === "0") { box = whole.slice(); show(); }
   });
 }
+
+// Kernels in pictures and plots lead to their texts, and a text's button back to the picture.
+const partOf = (element) => element.closest("[data-part]").dataset.part;
+const textOf = (element) => {
+  const names = element.dataset.kernels.split(" ");
+  return names.map((name) => document.getElementById(`kernel-${partOf(element)}-${name}`)).find(Boolean);
+};
+const open = (text) => {
+  text.open = true;
+  text.scrollIntoView({ block: "start" });
+};
+let pressed = null;
+addEventListener("pointerdown", (event) => { pressed = event; }, true);
+addEventListener("pointerup", (event) => {
+  if (!pressed || Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) > 4) return;
+  const kernel = document.elementFromPoint(event.clientX, event.clientY)?.closest("[data-kernels]");
+  const text = kernel && textOf(kernel);
+  if (text) open(text);
+});
+for (const kernel of document.querySelectorAll("[data-kernels]")) kernel.classList.toggle("leads", Boolean(textOf(kernel)));
+const follow = () => {
+  const text = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (text?.matches("details")) open(text);
+};
+addEventListener("hashchange", follow);
+follow();
+for (const button of document.querySelectorAll("button.show")) {
+  const text = button.closest("details");
+  const boxes = [...document.querySelectorAll(`.zoom[data-part="${text.dataset.part}"] [data-kernels]`)];
+  const box = boxes.find((found) => textOf(found) === text);
+  button.hidden = !box;
+  button.addEventListener("click", (event) => {
+    event.preventDefault();
+    for (const found of document.querySelectorAll(".found")) found.classList.remove("found");
+    box.classList.add("found");
+    box.closest(".frame").scrollIntoView({ block: "center" });
+  });
+}
+
+// The search hides rows and kernels that don't hold what is looked for.
+const search = document.getElementById("search");
+search.addEventListener("input", () => {
+  const wanted = search.value.trim().toLowerCase();
+  for (const found of document.querySelectorAll("tr.row, details.kernel-text"))
+    found.hidden = !found.textContent.toLowerCase().includes(wanted);
+});

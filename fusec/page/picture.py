@@ -23,6 +23,8 @@ class _Box:
     lines: tuple[str, ...]
     style: str
     hint: str
+    kernels: tuple[str, ...] = ()
+    """What a kernel's report may be called."""
 
     @property
     def size(self) -> tuple[float, float]:
@@ -71,7 +73,12 @@ def _box(op: Op) -> _Box:
             lines = [f"{o.name} {', '.join(map(str, o.results))}" for o in ops[:_OPS_SHOWN]]
             more = [f"and {len(ops) - _OPS_SHOWN} more"] if len(ops) > _OPS_SHOWN else []
             hint = "\n".join(f"{o.name} {', '.join(map(str, o.results))}{_at(o)}" for o in ops)
-            return _Box((f"{kind} kernel", *map(_short, lines), *more, _short(types)), f"kernel {kind}", hint)
+            return _Box(
+                (f"{kind} kernel", *map(_short, lines), *more, _short(types)),
+                f"kernel {kind}",
+                hint,
+                tuple(f"{kind}_{r.name}" for r in op.results),
+            )
         case ExternAttributes(target=target):
             return _Box((_short(target), _short(types)), "extern", f"library call: {target}{where}")
     title = f"{op.name} {', '.join(map(str, op.results))}"
@@ -94,7 +101,8 @@ def _drawn(boxes: Sequence[_Box], hints: Sequence[str], layout: Layout) -> str:
         lines.append(f'<path class="edge" d="{_curve(bends)}"><title>{escape(hint)}</title></path>')
     for box, (x, y) in zip(boxes, layout.at, strict=True):
         width, height = box.size
-        lines.append(f'<g class="{escape(box.style)}"><title>{escape(box.hint)}</title>')
+        kernels = f' data-kernels="{escape(" ".join(box.kernels))}"' if box.kernels else ""
+        lines.append(f'<g class="{escape(box.style)}"{kernels}><title>{escape(box.hint)}</title>')
         lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="6"/>')
         for number, text in enumerate(box.lines):
             style = ' class="title"' if number == 0 else ""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from fusec.digest import Alike
 from fusec.errors import FusecError
-from fusec.runtime.program import KernelReport
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
 
@@ -24,14 +24,16 @@ def roofs(target: str) -> tuple[float, list[tuple[str, float]]]:
     return cpu.bandwidth, [("f32 arithmetic", cpu.peak_flops())]
 
 
-def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str, float] | None = None) -> str:
-    """An ``svg`` element: each kernel by its operations a byte and its rate, below the machine's roofs.
+def roofline(target: str, groups: Sequence[Alike], seconds: Mapping[str, float] | None = None) -> str:
+    """An ``svg`` element: each kernel (one for those that do the same) by its operations a byte and its rate, below the
+    machine's roofs.
 
     The rate is the measured one where ``seconds`` has the kernel's time, else the predicted one. Both axes are
     logarithmic. A ring marks what each kernel could reach by the cost model's limit. Empty where no kernel computes
     anything, or the target is not known here.
     """
-    shown = [r for r in reports if r.flops > 0 and r.bytes > 0 and r.predicted > 0]
+    reports = {g.reports[0].kernel: (g.reports[0], g.name) for g in groups}
+    shown = [r for r, _ in reports.values() if r.flops > 0 and r.bytes > 0 and r.predicted > 0]
     try:
         bandwidth, rates = roofs(target)
     except (FusecError, ValueError):
@@ -47,23 +49,63 @@ def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str,
     )
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="roofline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">']
     lines += plot.axes()
+    labels = _Labels([(plot.x(x), plot.y(y)) for x, *ys in shown_points for y in ys if y > 0])
     for name, rate in rates:
         knee = rate / bandwidth
         start = max(plot.low[0], plot.low[1] / bandwidth)
         points = [(start, start * bandwidth), (knee, rate), (plot.high[0], rate)]
         path = " ".join(f"{plot.x(x):.1f},{plot.y(y):.1f}" for x, y in points)
         lines.append(f'<polyline class="roof" points="{path}"/>')
-        lines.append(_text(plot.x(plot.high[0]) - 4, plot.y(rate) - 5, f"{name} {amount(rate)}FLOP/s", "end"))
-    lines.append(_text(_LEFT + 6, _TOP + 12, f"memory {amount(bandwidth)}B/s", "start"))
+        lines.append(labels.at(plot.x(plot.high[0]) - 4, plot.y(rate) - 5, f"{name} {amount(rate)}FLOP/s", "end"))
+    lines.append(labels.at(_LEFT + 6, _TOP + 12, f"memory {amount(bandwidth)}B/s", "start"))
     for report, (x, y, limit) in zip(shown, shown_points, strict=True):
         told = "measured" if report.kernel in known else "predicted"
         hint = f"{report.kernel}: {x:.3g} FLOP/B, {told} {amount(y)}FLOP/s, limit {amount(limit)}FLOP/s"
-        lines.append(f'<g class="kernel {escape(report.kind)}"><title>{escape(hint)}</title>')
+        own = f'class="kernel {escape(report.kind)}" data-kernels="{escape(report.kernel)}"'
+        lines.append(f"<g {own}><title>{escape(hint)}</title>")
         if limit:
             lines.append(f'<circle class="limit" cx="{plot.x(x):.1f}" cy="{plot.y(limit):.1f}" r="6"/>')
         lines.append(f'<circle cx="{plot.x(x):.1f}" cy="{plot.y(y):.1f}" r="4.5"/>')
-        lines.append(_text(plot.x(x) + 9, plot.y(y) + 4, report.kernel, "start") + "</g>")
+        lines.append(labels.beside(plot.x(x), plot.y(y), reports[report.kernel][1]) + "</g>")
     return "\n".join([*lines, "</svg>"])
+
+
+class _Labels:
+    """Texts that cover neither each other nor the dots, which are at these places."""
+
+    def __init__(self, dots: Sequence[tuple[float, float]]) -> None:
+        self._taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in dots]
+
+    def at(self, x: float, y: float, text: str, anchor: str) -> str:
+        """A text at its place."""
+        self._taken.append(_extent(x, y, text, anchor))
+        return _text(x, y, text, anchor)
+
+    def beside(self, x: float, y: float, text: str) -> str:
+        """A text beside a dot: where there is room, the nearest place; none where there is no room near it."""
+        for step in range(_PLACES):
+            down = (step + 1) // 2 * _LINE * (1 if step % 2 else -1)
+            for dx, anchor in ((9.0, "start"), (-9.0, "end")):
+                left, top, right, bottom = place = _extent(x + dx, y + 4 + down, text, anchor)
+                inside = left >= _LEFT and right <= _WIDTH - _RIGHT and top >= _TOP and bottom <= _HEIGHT - _BOTTOM
+                if inside and not any(_meet(place, other) for other in self._taken):
+                    return self.at(x + dx, y + 4 + down, text, anchor)
+        return ""
+
+
+_LETTER, _LINE, _PLACES = 6.8, 13.0, 13
+"""A letter's width and a line's height at the plot's own size, and how many lines a label is looked for a place in."""
+
+
+def _extent(x: float, y: float, text: str, anchor: str) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a text."""
+    width = len(text) * _LETTER
+    left = x if anchor == "start" else x - width
+    return left, y - _LINE + 3, left + width, y + 3
+
+
+def _meet(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 class _Plot:
@@ -91,7 +133,10 @@ class _Plot:
             y = self.y(value)
             lines.append(f'<line class="grid" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
             lines.append(_text(_LEFT - 6, y + 4, amount(value), "end"))
-        lines.append(_text(_WIDTH / 2, _HEIGHT - 12, "operations a byte of memory traffic", "middle"))
+        lines.append(_text(_WIDTH / 2, _HEIGHT - 12, "operations a byte of memory traffic (FLOP/B)", "middle"))
+        middle = _HEIGHT / 2 - 15
+        turned = f'transform="rotate(-90 14 {middle:g})" text-anchor="middle"'
+        lines.append(f'<text x="14" y="{middle:g}" {turned}>operations a second (FLOP/s)</text>')
         return lines
 
 

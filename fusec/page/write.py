@@ -10,13 +10,15 @@ from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 
+from fusec.digest import folded
 from fusec.errors import ArtifactError, ParseError, TypeRuleError
 from fusec.ir.parse import parse
 from fusec.location import Location
 from fusec.page.gather import Gathered, KernelText, Part
+from fusec.page.kernels import anchor, kernel_table
 from fusec.page.picture import height_of, picture
 from fusec.page.roofline import roofline
-from fusec.report import explain_program, kernel_seconds, launched
+from fusec.report import explain_program, kernel_seconds, launched, summary
 from fusec.runtime.program import KernelReport, Launch, Pack
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -34,8 +36,9 @@ def page(gathered: Gathered) -> str:
     """The HTML text."""
     title = _text(gathered.name)
     body = [f"<h1>{title}</h1>", "<p>" + "<br>".join(map(_text, gathered.facts)) + "</p>"]
-    for part in gathered.parts:
-        body += _part(gathered, part)
+    body.append('<input type="search" id="search" placeholder="search kernels, lines, ops" aria-label="search">')
+    for number, part in enumerate(gathered.parts):
+        body += _part(gathered, part, number)
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -47,39 +50,43 @@ def page(gathered: Gathered) -> str:
     )
 
 
-def _part(gathered: Gathered, part: Part) -> list[str]:
+def _part(gathered: Gathered, part: Part, number: int) -> list[str]:
     lines = [f"<h2>for {_text(part.ranges)}</h2>"] if part.ranges else []
-    lines.append(f'<pre class="report">{_text(explain_program(part.program, part.notes, None, part.measured))}</pre>')
+    lines += [f"<p>{_text(summary(part.program))}</p>", *kernel_table(part, number)]
+    report = _text(explain_program(part.program, part.notes, None, part.measured))
+    lines.append(f'<details><summary>The whole report</summary><pre class="report">{report}</pre></details>')
     for heading, stage in (("Before fusion", "capture"), ("After fusion", "fuse")):
         lines.append(f"<h2>{heading}</h2>")
-        lines.append(_graph(part.stages.get(stage, "")))
+        lines.append(_graph(part.stages.get(stage, ""), number))
     seconds = kernel_seconds(part.program, part.measured)
-    plot = roofline(part.program.target, launched(part.program), seconds)
+    plot = roofline(part.program.target, folded(part.program, part.measured), seconds)
     if plot:
-        lines += ["<h2>Roofline</h2>", f'<div class="frame plot">{plot}</div>']
+        lines += ["<h2>Roofline</h2>", f'<div class="frame plot" data-part="{number}">{plot}</div>']
         rates = "measured, or predicted by the cost model" if seconds else "predicted by the cost model"
         lines.append(f"<p>Dots: rates, {rates}. Rings: its limit for the kernel.</p>")
-    lines += ["<h2>Kernels</h2>", *_kernels(gathered, part)]
+    lines += ["<h2>Kernels</h2>", *_kernels(gathered, part, number)]
     lines += ["<h2>Not fused, and why</h2>", *_declined(part)]
     return [*lines, "<h2>Passes</h2>", *_passes(part)]
 
 
-def _graph(text: str) -> str:
+def _graph(text: str, number: int) -> str:
     try:
         drawn = picture(parse(text))
     except (ParseError, TypeRuleError) as error:
         return f"<p>No picture: {_text(str(error))}</p>"
     hint = "drag to move, wheel to zoom, double-click for the whole"
     height = f"min(70vh, {round(height_of(drawn))}px)"  # so that small graphs are not blown up
-    frame = f'<div class="frame zoom" tabindex="0" style="height: {height}">'
+    frame = f'<div class="frame zoom" data-part="{number}" tabindex="0" style="height: {height}">'
     return f'{frame}<span class="hint">{hint}</span>{_plain(drawn)}</div>'
 
 
-def _kernels(gathered: Gathered, part: Part) -> list[str]:
+def _kernels(gathered: Gathered, part: Part, number: int) -> list[str]:
     texts = {kernel.name: kernel for kernel in part.kernels}
     lines = []
     for report in launched(part.program):
-        lines.append(f'<details class="kernel-text"><summary>{_text(report.kernel)} ({_text(report.kind)})</summary>')
+        place = f'id="{_text(anchor(number, report.kernel))}" data-kernel="{_text(report.kernel)}" data-part="{number}"'
+        head = f'{_text(report.kernel)} ({_text(report.kind)}) <button class="show">in the graph</button>'
+        lines.append(f'<details class="kernel-text" {place}><summary>{head}</summary>')
         lines.append(f'<div class="beside"><div>{_users_lines(gathered, report)}</div><div>')
         own = [texts[name] for name in _kernels_of(part, report.kernel) if name in texts]
         lines += [_kernel_text(kernel) for kernel in own]

@@ -98,3 +98,45 @@ def test_small_pictures_are_not_blown_up(report: Path) -> None:
     script = """[...document.querySelectorAll(".zoom svg")].map((svg) => {
       const scale = svg.getScreenCTM().a; return scale > 0.3 && scale < 1.05; }).join()"""
     assert told(report, script) == "true,true"
+
+
+def test_search_hides_what_does_not_match(report: Path) -> None:
+    script = """(() => {
+      const search = document.getElementById("search"), rows = [...document.querySelectorAll("tr.row")];
+      const count = () => rows.filter((row) => !row.hidden).length, all = count();
+      search.value = "no such thing"; search.dispatchEvent(new Event("input"));
+      const none = count();
+      search.value = rows[0].querySelector("a").textContent; search.dispatchEvent(new Event("input"));
+      const some = count();
+      search.value = ""; search.dispatchEvent(new Event("input"));
+      return [all > 0, none, some > 0, count() === all];
+    })()"""
+    assert told(report, script) == "true,0,true,true"
+
+
+def test_pictures_table_and_texts_lead_to_each_other(report: Path) -> None:
+    script = """(() => {
+      const links = [...document.querySelectorAll("table.kernels a")];
+      const found = links.every((link) => document.getElementById(decodeURIComponent(link.hash.slice(1))));
+      const text = document.querySelector("details.kernel-text");
+      location.hash = text.id; dispatchEvent(new Event("hashchange"));
+      const opened = text.open;
+      const boxes = document.querySelectorAll(".zoom .kernel.leads");
+      const dots = document.querySelectorAll(".roofline .leads");
+      text.querySelector("button.show").click();
+      const shown = document.querySelectorAll(".zoom .found").length;
+      text.open = false;
+      const box = document.querySelector(".zoom .found"), at = box.getBoundingClientRect();
+      const middle = {clientX: at.x + at.width / 2, clientY: at.y + at.height / 2, bubbles: true};
+      const point = (type) => new PointerEvent(type, middle);
+      box.closest(".frame").setPointerCapture = () => {};
+      box.dispatchEvent(point("pointerdown")); box.dispatchEvent(point("pointerup"));
+      return [links.length > 0 && found, opened, boxes.length > 0 && dots.length > 0, shown, text.open];
+    })()"""
+    assert told(report, script) == "true,true,true,1,true"
+
+
+def test_nothing_is_wider_than_a_narrow_window(report: Path) -> None:
+    script = """(() => { document.body.style.width = "360px";
+      return [...document.querySelectorAll("body > *")].every((e) => e.getBoundingClientRect().width <= 362); })()"""
+    assert told(report, script) == "true"
