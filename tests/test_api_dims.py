@@ -277,3 +277,9 @@ def test_the_last_extent_may_be_a_piece_of_its_own() -> None:
         x = np.random.default_rng(b + t).standard_normal((b, t, 8)).astype(np.float32)
         np.testing.assert_allclose(exe(torch.from_numpy(x)).numpy(), add_positions(x), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(by_numpy(x), add_positions(x), rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_kernel_for_a_range_is_named() -> None:
+    rows, index = fusec.TensorSpec(("B:1..50", 4)), fusec.TensorSpec((3,), "int64")
+    with pytest.raises(LoweringError, match=r"test_api_dims.py:\d+: gather reaches into an axis of symbolic extent B"):
+        fusec.compile(lambda x, i: np.take(x, i, axis=0), rows, index)

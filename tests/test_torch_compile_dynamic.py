@@ -204,3 +204,18 @@ def test_numbers_that_change_are_refused() -> None:
     graph.output(())
     with pytest.raises(DimensionError, match="a number that changes"):
         sizes_of(torch.fx.GraphModule({}, graph))
+
+
+def test_what_has_no_kernel_for_a_range_is_compiled_for_each_size_and_says_so(made: Made, caplog: Any) -> None:
+    index = torch.tensor([2, 0, 1, 1, 0])
+
+    def f(x: Any) -> Any:
+        return x[index] * 2
+
+    caplog.set_level(logging.INFO)
+    fast = compiled(f)
+    for rows in (3, 6, 9):
+        check(fast, f, torch.randn(rows, 4))
+    assert programs(made) == [3]
+    assert "not for a range of extents" in caplog.text
+    assert "gather reaches into an axis of symbolic extent" in made[0].report()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fusec.build import Options, build
+from fusec.errors import LoweringError
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
@@ -141,3 +142,13 @@ def test_kernels_keep_to_their_buffers(name: str) -> None:
                 made.append(np.full(shape, 0.25, buffer.dtype.numpy))
             if sum(a.size for a in made) < 40_000:
                 run(kernel, made, extents)
+
+
+def test_what_can_not_be_symbolic_is_named() -> None:
+    text = """
+graph @rows<N in [1, 70]>(%x: f32[N, 5], %i: i64[3]) {
+  %c = gather(%x, %i) {axis=0} : f32[3, 5]        // model.py:7
+  return %c
+}"""
+    with pytest.raises(LoweringError, match=r"model.py:7: gather reaches into an axis of symbolic extent N"):
+        lower(parse(text), "cpu")
