@@ -6,7 +6,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from os import PathLike
 from typing import Any, Literal, TypeVar, overload
 
@@ -184,6 +185,14 @@ class _Dispatchers:
     static: frozenset[str]
     warn: bool
 
+    @cached_property
+    def _telling(self) -> Telling:
+        """One for all, so that a method of many instances tells once."""
+        return Telling(warn=self.warn)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
     def __call__(self, function: Callable[..., Any]) -> Dispatcher:
         return Dispatcher(
             function,
@@ -192,7 +201,7 @@ class _Dispatchers:
             general=Generality(for_range, extents=self.extents, integers=True),
             static=self.static,
             require=functools.partial(require_target, self.options.target),
-            telling=Telling(warn=self.warn),
+            telling=self._telling,
             differentiate=differentiate_with(self.options, warn=self.warn),
         )
 

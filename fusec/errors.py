@@ -43,6 +43,10 @@ class DataDependentError(CaptureError):
     """Python control flow, or a shape, depends on the values of a traced tensor."""
 
 
+class BranchError(DataDependentError):
+    """Python control flow on the truth of one traced tensor: a call has one of two ways from there."""
+
+
 class UnsupportedOpError(CaptureError):
     """An operation that fusec does not know and may not run through the library."""
 

@@ -19,6 +19,7 @@ from fusec.exporting import Compiled
 from fusec.frontend.capture import AsWritten, Capture, IntegerSource
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.runtime.arrays import Arrays
+from fusec.runtime.branches import Branches
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import described, fault_reason, is_capture_fault, is_compile_fault
@@ -188,9 +189,19 @@ class _Asked:
         if plan is not None and plan.gradient is not None:
             capture = self.dispatcher.capture(args, kwargs, counting=True) if self.wanted.errors else None
             return self._both(f"{name} is compiled for such calls", plan.gradient, capture, leaves, spec)
+        if plan is not None and plan.branches is not None and not gradient:
+            return self._branching(plan.branches, leaves)
         if plan is not None and not gradient:
             return self._said(f"{name} runs as written for such calls: {plan.reason}")
         return self._anew(args, kwargs, arrays, leaves, spec, plan)
+
+    def _branching(self, branches: Branches, leaves: list[Any]) -> str:
+        """The report on calls that branch on values, with the program of the way that the latest one went."""
+        head = f"{self.dispatcher.name} branches on values; such calls run {branches.describe()}"
+        if branches.reason or not branches.ways:
+            return self._said(head)
+        latest = next(iter(branches.ways.values()))
+        return self._program(head, latest.capture, latest.executable, leaves)
 
     def _anew(
         self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], spec: CallSpec, plan: Plan | None

@@ -19,7 +19,7 @@ def softmax(x: Any) -> Any:
 
 
 def branching(x: Any) -> Any:
-    return x * 2 if x.sum() > 0 else x
+    return x * 2 if float(x.sum()) > 0 else x
 
 
 def head(function: Any, *args: Any, **kwargs: Any) -> str:

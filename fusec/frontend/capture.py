@@ -157,7 +157,8 @@ class Capture:
     sources: one for each graph input. rebuild: makes the user's result from the output tensors; outputs
     whose port has ``mutates`` stand among them and are the mutated inputs themselves. notes: what runs
     through the library, and why. recorded: where it was asked for and a gradient may be needed. takes_given: whether a
-    call changes, or returns, containers and objects among its arguments.
+    call changes, or returns, containers and objects among its arguments. branches: outputs besides those of the result,
+    by number, and what a call has to find in them for the graph to be for it.
     """
 
     graph: Graph
@@ -168,6 +169,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     recorded: Recorded | None = None
     takes_given: bool = False
+    branches: tuple[tuple[int, bool], ...] = ()
 
 
 def inputs_of(sources: Sequence[Source], leaves: Sequence[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from fusec.frontend.capture import (
 )
 from fusec.frontend.environment import record_environment
 from fusec.frontend.garbage import left_alone
+from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.raw import in_class
 from fusec.frontend.side_effects import StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
@@ -119,6 +120,8 @@ def capture(
         recorder.let_go(given.containers)
         _refuse_changes(before, f)
         refuse_late_errors(trace.builder, _location(f))
+        if trace.branches:
+            _check_repeatable(trace, results, recorded is not None)
     del result, fakes, given, edited  # a container rebuilt for the run is not to be taken for one that it reads
     graph, sources = results.finish()
     graph = graph if device is None else place(graph, device)
@@ -131,7 +134,24 @@ def capture(
     )
     finished = recorded(results.rebuild_leaves) if recorded is not None else None
     notes = tuple(trace.notes)
-    return Capture(graph, sources, environment, results.rebuild, "torch", notes, finished, results.takes_given)
+    return Capture(
+        *(graph, sources, environment, results.rebuild, "torch", notes, finished, results.takes_given),
+        branches=results.branches,
+    )
+
+
+def _check_repeatable(trace: Trace, results: Result, recorded: bool) -> None:
+    """CaptureError for a graph that follows branches on values, and that must not run in vain."""
+    outcomes = followed_outcomes()
+    if outcomes is not None:
+        outcomes.check_all_taken()
+    for is_so, what in (
+        (results.changes, "changes its arguments"),
+        (trace.draws_random, "draws random numbers"),
+        (recorded, "needs a gradient"),
+    ):
+        if is_so:
+            raise CaptureError(f"the function branches on values and {what}", trace.emitter.location)
 
 
 def _edits(given: GivenContainers, outside: Set[int], allowed: bool, f: Callable[..., Any]) -> tuple[Edit, ...]:

@@ -119,12 +119,20 @@ class Result:
                 if requires_grad(trace.handle(leaf).memory.tensor) and not requires_grad(trace.fake(leaf)):
                     self._detached.add(known[id(leaf)])
 
+        asked = [(trace.emitter.emit("copy", value), found) for value, found in trace.branches]
+        self.branches = tuple((self._add(value, (), None), found) for value, found in asked)
+
     def recorded(self, recording: Recording) -> Callable[[Rebuild], Recorded]:
         """The recording of the function that gave this result."""
         leaves, self._leaves = [self._trace.fake(leaf) for leaf in self._leaves], []
         if self._other_mode:
             recording.refuse("the function enters or leaves inference mode")
         return recording.finish(leaves, self._changed)
+
+    @property
+    def changes(self) -> bool:
+        """Whether a call changes inputs, or what holds them."""
+        return self.takes_given or bool(self._changed)
 
     @property
     def rebuild_leaves(self) -> Rebuild:

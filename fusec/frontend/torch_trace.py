@@ -27,10 +27,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusec.errors import DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
+from fusec.errors import BranchError, DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
 from fusec.frontend.environment import Unwatched
+from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.steps import Step
 from fusec.frontend.torch_backwards import BACKWARDS
 from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
@@ -48,6 +49,7 @@ from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
 from fusec.frontend.torch_ops import FLOAT8, MOVES, VALUES, VIEWS
+from fusec.frontend.torch_outcomes import is_branch
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
 from fusec.frontend.torch_references import References
@@ -116,12 +118,19 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes = self.emitter.notes
         self.abandoned: list[range] = []
+        self.branches: list[tuple[Value, bool]] = []
+        """The values that branches have asked for, with what they found."""
         self._fallback = fallback
         self.emitter.calls = fallback != "error"
         self._depth = 0
         self._random_calls = 0
         self._decomposing = 0
         self._random_state = torch.get_rng_state()
+
+    @property
+    def draws_random(self) -> bool:
+        """Whether a call that draws random numbers was captured."""
+        return self._random_calls > 0
 
     # Calls
 
@@ -235,7 +244,11 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 known = grouped_matmul(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
                 return known if known is not None else func(*args, **kwargs)
         except DataDependentOutputException:
-            raise DataDependentError(
+            if is_branch(func, args):
+                outcome = self._outcome(args[0])
+                if outcome is not None:
+                    return outcome
+            raise (BranchError if is_branch(func, args) else DataDependentError)(
                 "the value of a tensor is needed while tracing (an `if` or `while` on a tensor, bool(), int(), "
                 f"float(), .item() or .tolist()); {_ADVICE}",
                 self.emitter.location,
@@ -253,6 +266,14 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if "NestedTensorImpl" in str(error):  # PyTorch's own error where it makes a fake of one
                 raise self._not_strided("nested") from None
             raise
+
+    def _outcome(self, asked: torch.Tensor) -> bool | None:
+        """What a branch is to find in a tensor; None where nobody has said."""
+        outcomes = followed_outcomes()
+        outcome = outcomes.take() if outcomes is not None else None
+        if outcome is not None:
+            self.branches.append((self.handle(asked).read(self.emitter), outcome))
+        return outcome
 
     def _check_strided(self, outs: Sequence[torch.Tensor]) -> None:
         """Refuses results that are not memory with strides. Nothing else can be asked of them."""

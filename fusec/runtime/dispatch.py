@@ -181,7 +181,7 @@ class Dispatcher(Planner):
                     return self._slow(args, kwargs)
                 if plan.is_compiled:
                     self._refusals.succeeded(kind)
-                if plan.capture is None:
+                if plan.capture is None and plan.branches is None:
                     failure = time.monotonic() - start
                 elif not plan.is_compiled:
                     self._without_backward.failed(kind, plan.reason, time.monotonic() - start)
@@ -352,6 +352,10 @@ class _Counting(Dispatcher):
 
     def _may_count(self, counters: tuple[IntegerAttribute, ...]) -> bool:
         """Where a call counts in further attributes, it runs as written."""
+        return False
+
+    def _follows_branches(self, arrays: Arrays) -> bool:
+        """Ways differ in how far they count, perhaps."""
         return False
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -194,17 +194,26 @@ def compiled_entry(
     writer.lines += _clashes(arrays, scope, given, [among.index(k) for k in mutated], eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs], owned=owns)
     rebuild = scope.bind(capture.rebuild, "rebuild")
+    followed = _followed(capture, written.results)
     containers = [writer.containers[number] for number in sorted(writer.containers)]
     also = f", [{', '.join(containers)}]" if capture.takes_given else ""
-    result = None if capture.takes_given else _plain_result(capture.rebuild, written.results)
+    result = None if capture.takes_given or capture.branches else _plain_result(capture.rebuild, written.results)
     if result is None:
         result = f"{rebuild}([{', '.join(written.results)}]{also})"
+        result = f"{result} if {followed} else {writer.miss}" if followed else result
     watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
-    writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched}{also})")
+    if not followed:
+        writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched}{also})")
     if owns:
         writer.lines.append(f"if type(args) is {scope.bind(list, 'list')}: args.clear()")
     lines = [*writer.lines, *_attempted(executable, scope, written, f"return {result}", again)]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
+def _followed(capture: Capture, results: Sequence[str]) -> str:
+    """The test that a call went the way of the capture; empty where that follows no branches."""
+    asked = [(results[number], found) for number, found in capture.branches]
+    return " and ".join(f"{result}.item() is {found}" for result, found in asked)
 
 
 def _attempted(

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypedDict
 from fusec.frontend.capture import Capture, Fallback, Library, Recorded
 from fusec.frontend.structures import CallSpec
 from fusec.runtime.arrays import Layout
+from fusec.runtime.branches import Branches
 from fusec.runtime.dynamic import Generality, Opening, Openings
 from fusec.runtime.entry import Entry
 from fusec.runtime.executable import Executable
@@ -72,7 +73,8 @@ class Plan:
     """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why.
 
     ``in_code``: its code asks for a tensor's value. ``opening`` and ``structure``: what calls beside the first may have
-    in place of its extents, or of its integers. ``gradient`` runs calls that need one.
+    in place of its extents, or of its integers. ``gradient`` runs calls that need one. ``branches`` runs those that
+    branch on values.
     """
 
     entry: Entry
@@ -84,7 +86,8 @@ class Plan:
     opening: Opening | None = None
     structure: CallSpec | None = None
     gradient: GradientProgram | None = None
+    branches: Branches | None = None
 
     @property
     def is_compiled(self) -> bool:
-        return self.executable is not None or self.gradient is not None
+        return self.executable is not None or self.gradient is not None or self.branches is not None

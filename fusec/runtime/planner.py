@@ -11,15 +11,25 @@ from typing import Any, Literal, Unpack
 
 from fusec import tracing
 from fusec.config import logger, verifies
-from fusec.errors import CaptureError, CodegenError, DataDependentError, FusecError, LoweringError, SetupError
+from fusec.errors import (
+    BranchError,
+    CaptureError,
+    CodegenError,
+    DataDependentError,
+    FusecError,
+    LoweringError,
+    SetupError,
+)
 from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parameters, with_static
 from fusec.frontend.counters import IntegerAttribute
+from fusec.frontend.outcomes import following
 from fusec.frontend.side_effects import StateChangedError
-from fusec.frontend.structures import TENSOR, CallSpec, nodes_in
+from fusec.frontend.structures import TENSOR, CallSpec, flatten, nodes_in
 from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays, Layout
+from fusec.runtime.branches import MOST_SIGNATURES, Along, Branches, Way, in_vain
 from fusec.runtime.captures import captures
 from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Opening, is_open, openings
@@ -75,6 +85,8 @@ class Planner:
         """Whether calls leave arrays in their arguments: extents change from call to call, then."""
         self._objects = ObjectsSeen()
         self._frequent: list[Frequent] = []
+        self._branching = 0
+        """Signatures of calls that branch on values."""
 
     def require(self, arrays: Arrays, leaves: list[Any]) -> None:
         """SetupError where no function of such arrays can be compiled and run."""
@@ -139,10 +151,42 @@ class Planner:
                 raise
             if stage == "compile" and isinstance(error, OSError):
                 raise SetupError(f"{self.name} can't be compiled here: {error}") from error
+            if isinstance(error, BranchError) and self._follows_branches(arrays):
+                self._branching += 1
+                branches = Branches(self._noted, functools.partial(self._make_way, arrays), self._tell_written)
+                return Plan(eager_entry(arrays, spec, leaves, branches), reason=f"{error}", branches=branches)
             cause = _cause(error, stage)
             if cause == "fault" and verifies():
                 raise
             return self._declined_plan(arrays, spec, leaves, error, cause)
+
+    def _follows_branches(self, arrays: Arrays) -> bool:
+        """Whether calls that branch on values have programs for the ways that they go."""
+        if self._branching >= MOST_SIGNATURES or self.fallback == "error":
+            return False
+        return arrays.library == "torch" and self._capture_function is None
+
+    def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Way]:
+        from fusec.frontend.torch_outcomes import NotedOutcomes
+
+        with NotedOutcomes() as noted:
+            result = self.function(*args, **kwargs)
+        self.eager_calls["it branches on values, and shows its way"] += 1
+        return result, tuple(noted.found)
+
+    def _tell_written(self, branches: Branches, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._as_written(branches.reason, args, kwargs)
+
+    def _make_way(self, arrays: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any], way: Way) -> Along:
+        """The program of calls that go a way. FusecError where there is none."""
+        leaves, spec = flatten(args, kwargs, arrays.is_array, self._objects.opens)
+        with following(way):
+            capture = self._capture(arrays.library, args, kwargs)
+        if needs_autograd(arrays.library, leaves, capture):
+            raise CaptureError(GRADIENT)
+        executable = self.compile(capture)
+        log.info("%s: compiled for one way of its branches on values", self.name)
+        return Along(compiled_entry(executable, capture, spec, leaves, in_vain, in_vain), capture, executable)
 
     def _gradient_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], capture: Capture) -> Plan:
         """A plan for calls that need a gradient: forward and backward compiled, or as written with the reason."""

@@ -17,7 +17,7 @@ from fusec.runtime.telling import MOST_REASONS
 
 
 def branching(x: Any) -> Any:
-    return x * 2 if x.sum() > 0 else x
+    return x * 2 if float(x.sum()) > 0 else x
 
 
 def told(call: Any, times: int = 3) -> list[warnings.WarningMessage]:
