@@ -30,6 +30,11 @@ _MAPS = frozenset({"relu", "sigmoid", "silu", "softplus", "gelu"})
 """Composites that are computed element by element."""
 
 
+MOST_DEPTH = 64
+"""Ops between a step's value and what is sliced for it: steps of another loop, of which each needs the one before, are
+not followed to that loop's start."""
+
+
 @dataclass(frozen=True)
 class Lifted:
     """All steps' values as one. ``at``: the axis of the step; None where the value is the same for all of them."""
@@ -61,6 +66,7 @@ class Lifter:
         """The recurrence of each of its results."""
         self.follows: set[Parts] = set()
         """Parts that are made of results of recurrences."""
+        self._depth = 0
         self._names = {v.name for v in graph.inputs} | {r.name for op in graph.ops for r in op.results}
 
     def add_chain(self, results: Parts, whole: Lifted, start: Value, *, reverse: bool) -> None:
@@ -74,7 +80,11 @@ class Lifter:
         if all(v is parts[0] for v in parts):
             return Lifted(parts[0], None)
         if parts not in self.known:
+            if self._depth == MOST_DEPTH:
+                return None
+            self._depth += 1
             self.known[parts] = self._lift(parts)
+            self._depth -= 1
         return self.known[parts]
 
     def forget(self, mark: int) -> None:

@@ -79,3 +79,17 @@ def test_what_all_steps_have_needs_no_axis() -> None:
     lifted = Lifter(graph).lift((parts[0],) * T)
     assert lifted is not None
     assert (lifted.value, lifted.at) == (parts[0], None)
+
+
+def test_steps_of_a_long_loop_are_not_followed_to_its_start() -> None:
+    """Each of them is computed alike, and from the one before."""
+
+    def f(x: Any) -> Any:
+        values = []
+        for _ in range(1500):
+            x = torch.sin(x)
+            values.append(x)
+        return tuple(values[-T:])
+
+    graph = capture(f, (torch.zeros(3),), {}).graph
+    assert Lifter(graph).lift(graph.outputs) is None
