@@ -180,9 +180,10 @@ def _entered(made: Expr) -> Expr:
         _forget(made.key, interned)
 
 
-def _forget(key: object, gone: ref[Expr]) -> None:
-    if Expr._table.get(key) is gone:
-        del Expr._table[key]
+def _forget(key: object, gone: ref[Expr], table: dict[object, ref[Expr]] = Expr._table) -> None:
+    """The table is the function's own: expressions go after the module's names when Python ends."""
+    if table.get(key) is gone:
+        del table[key]
 
 
 def symbol(name: str, lo: int | None = 0, hi: Index | None = None) -> Symbol:
