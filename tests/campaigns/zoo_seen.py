@@ -165,7 +165,9 @@ SEVERAL: Table = {
             lambda: {**captioned()(), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.long)},
             **_IMAGE,
             vocab_size=99,
-        )
+        ),
+        as_written="value of a tensor",  # the sizes of the images, from their masks
+        breaks=8,
     ),
 }
 SEEN: Table = {**IMAGES, **SOUNDS, **SEVERAL}
