@@ -43,11 +43,11 @@ class Int8Linear(nn.Module):
         self.register_buffer("scales", of_rows * scale)
         self.register_buffer("bias", bias.to(of_rows.device) - zero * weight.float().sum(1) * of_rows * scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] in, [..., out] out, in the dtype of x."""
-        digits = ((x.float() / self.scale).round() + self.zero).clamp(-128, 127).to(torch.int8)
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] in, [..., out] out, in its dtype."""
+        digits = ((input.float() / self.scale).round() + self.zero).clamp(-128, 127).to(torch.int8)
         sums = torch._int_mm(digits.reshape(-1, digits.shape[-1]), self.weight.t())
-        return (sums.float() * self.scales + self.bias).reshape(*x.shape[:-1], len(self.scales)).to(x.dtype)
+        return (sums.float() * self.scales + self.bias).reshape(*input.shape[:-1], len(self.scales)).to(input.dtype)
 
 
 class Fp8Linear(nn.Module):
@@ -66,11 +66,11 @@ class Fp8Linear(nn.Module):
         self.register_buffer("scales", of_rows * self.scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] in, [..., out] out, in the dtype of x."""
-        digits = (x.float() / self.scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(_FP8)
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] in, [..., out] out, in its dtype."""
+        digits = (input.float() / self.scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(_FP8)
         y = (digits.float() @ self.weight.float().t()) * self.scales
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).to(input.dtype)
 
 
 class Int8WeightLinear(nn.Module):
@@ -87,9 +87,9 @@ class Int8WeightLinear(nn.Module):
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] in, [..., out] out, in the dtype of x."""
-        y = (x @ self.weight.to(x.dtype).t()) * self.scales.to(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] in, [..., out] out, in its dtype."""
+        y = (input @ self.weight.to(input.dtype).t()) * self.scales.to(input.dtype)
         return y if self.bias is None else y + self.bias
 
 
@@ -111,11 +111,11 @@ class Int4WeightLinear(nn.Module):
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] in, [..., out] out, in the dtype of x."""
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] in, [..., out] out, in its dtype."""
         digits = torch.stack([self.packed & 15, self.packed >> 4], -1).to(torch.int8) - 8
-        weight = digits.reshape(*self.scales.shape, self.group).to(x.dtype) * self.scales[..., None].to(x.dtype)
-        return F.linear(x, weight.reshape(len(self.packed), -1), self.bias)
+        weight = digits.reshape(*self.scales.shape, self.group).to(input.dtype) * self.scales[..., None].to(input.dtype)
+        return F.linear(input, weight.reshape(len(self.packed), -1), self.bias)
 
 
 def _scales_of_digits(weight: Tensor) -> Tensor:
@@ -163,12 +163,12 @@ class LowPrecisionConv2d(nn.Module):
         self.register_buffer("scales", (scales * self.scale)[:, None, None])
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float()[:, None, None])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, rows, columns] in and out, in the dtype of x."""
-        digits = x.float() / self.scale
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, channels, rows, columns] in and out, in its dtype."""
+        digits = input.float() / self.scale
         if self.scheme == "int8":
             digits = (digits.round() + self.zero).clamp(-128, 127) - self.zero
         elif self.scheme == "fp8":
             digits = digits.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(_FP8).float()
         y = F.conv2d(digits, self.weight.float(), **self.settings) * self.scales
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).to(input.dtype)

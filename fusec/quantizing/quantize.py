@@ -105,7 +105,7 @@ def quantize(
     with torch.no_grad(), bar(f"calibrating {type(model).__name__}", 4 * len(batches)) as done:
         seen = _observe(made, layers, batches, done)
         ranges = {name: chosen_range(seen[name], method) for name in layers}
-        reasons = {name: _why_not(layer, scheme) for name, layer in layers.items()}
+        reasons = {name: _why_not(layer, scheme, seen[name]) for name, layer in layers.items()}
         smaller = {
             name: _in_fewer_bits(layer, scheme, *ranges[name]) for name, layer in layers.items() if not reasons[name]
         }
@@ -113,7 +113,7 @@ def quantize(
         kept = _kept(layers, noise, budget)
         for name, layer in smaller.items():
             if name not in kept:
-                _put(made, name, layer.to(layers[name].weight.device))
+                made = _put(made, layers[name], layer.to(layers[name].weight.device))
         whole = _Noise()
         for (args, kwargs), results in zip(batches, wanted, strict=True):
             for found, exact in zip(_tensors(made(*args, **kwargs)), results, strict=True):
@@ -146,7 +146,8 @@ class _Noise:
     def decibels(self) -> float:
         if not self.noise:
             return inf
-        return 10 * log10(self.signal / self.noise) if self.signal else -inf
+        ratio = self.signal / self.noise
+        return 10 * log10(ratio) if ratio > 0 else -inf  # of what is not finite, too
 
 
 def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -180,8 +181,11 @@ def _observe(model: nn.Module, layers: Mapping[str, _Layer], batches: Sequence[A
 
 @contextmanager
 def _watching(layers: Mapping[str, _Layer], note: Callable[[str, Tensor], object]) -> Iterator[None]:
+    def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        note(name, args[0] if args else kwargs["input"])
+
     handles = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]) and None)
+        layer.register_forward_pre_hook(lambda _, args, kwargs, name=name: told(name, args, kwargs), with_kwargs=True)
         for name, layer in layers.items()
     ]
     try:
@@ -191,7 +195,9 @@ def _watching(layers: Mapping[str, _Layer], note: Callable[[str, Tensor], object
             handle.remove()
 
 
-def _why_not(layer: _Layer, scheme: Scheme) -> str:
+def _why_not(layer: _Layer, scheme: Scheme, seen: Seen) -> str:
+    if scheme in ("int8", "fp8") and not seen.is_finite:
+        return "its input is not finite" if seen.any else "no batch reaches it"
     if scheme != "int4-weights":
         if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
             return f"pads by {layer.padding_mode}"
@@ -253,6 +259,10 @@ def _kept(layers: Mapping[str, _Layer], noise: Mapping[str, _Noise], budget: flo
     return kept
 
 
-def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, layer)
+def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with another layer wherever it has the old one, which may be all of it."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent.register_module(name, new)
+    return new if model is old else model

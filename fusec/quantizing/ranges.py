@@ -31,19 +31,26 @@ class Seen:
     low: float = np.inf
     high: float = -np.inf
     counts: Array = field(default_factory=lambda: np.zeros(BINS))
+    any: bool = False
 
     def widen(self, x: torch.Tensor) -> None:
         """Takes a batch into the range."""
         if x.numel():
             low, high = torch.aminmax(x.detach().float())
-            self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+            self.low, self.high = float(np.minimum(self.low, float(low))), float(np.maximum(self.high, float(high)))
+            self.any = True
 
     def count(self, x: torch.Tensor) -> None:
         """Counts a batch's values but zeros, which any range tells exactly, once the range is known."""
-        if self.high > self.low:
+        if self.is_finite and self.high > self.low:
             values = x.detach().float().cpu()
             found = torch.histc(values[values != 0], BINS, self.low, self.high)
             self.counts += found.double().numpy()
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether something was seen, and no NaN or infinity."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
 
     @property
     def centres(self) -> Array:
@@ -53,7 +60,7 @@ class Seen:
 
 def chosen_range(seen: Seen, method: Method) -> tuple[float, float]:
     """The least and the greatest value that are told apart; 0 is among them, so that padding and zeros are exact."""
-    if not np.isfinite(seen.low) or not np.isfinite(seen.high):
+    if not seen.is_finite:
         return 0.0, 0.0
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)
     if method == "minmax" or not seen.counts.any():

@@ -90,6 +90,48 @@ def test_rows_that_are_no_groups_stay_in_float() -> None:
     assert type(made.get_submodule("1")) is nn.Linear
 
 
+class _Odd(nn.Module):
+    """A layer that is called by its parameter's name and has two names, and one that most calls go past."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.again, self.other = self.first, nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor, *, further: bool = False) -> torch.Tensor:
+        y = self.again(self.first(input=x))
+        return self.other(y) if further else y
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8-weights"])
+def test_a_layer_is_the_same_wherever_it_stands(scheme: Any) -> None:
+    made = fusec.quantize(_Odd(), _data(), scheme)
+    assert not isinstance(made.get_submodule("first"), nn.Linear)
+    assert made.get_submodule("first") is made.get_submodule("again")
+
+
+def test_layers_without_a_range_stay_in_float() -> None:
+    """A scale of nothing would make all of their results the same."""
+    model = _Odd()
+    made = fusec.quantize(model, _data(), "int8")
+    report: Any = made.quantization
+    assert [layer.reason for layer in report.layers] == ["", "no batch reaches it"]
+    x = _data(1)[0]
+    with torch.no_grad():
+        found, wanted = made(x, further=True), model(x, further=True)
+    assert float((found - wanted).norm() / wanted.norm()) < 0.05
+    for value in (float("inf"), float("nan")):
+        report = fusec.quantize(_model(), [*_data(1), torch.full((2, 64), value)]).quantization
+        assert report.layers[0].reason == "its input is not finite"
+
+
+def test_a_model_that_is_one_layer() -> None:
+    made = fusec.quantize(nn.Linear(64, 8), _data())
+    assert not isinstance(made, nn.Linear)
+    report: Any = made.quantization
+    assert 25 < report.decibels < 80
+
+
 def test_it_is_saved_ahead_of_time(tmp_path: Path) -> None:
     made, x = fusec.quantize(_model(), _data()), _data()[0]
     with torch.no_grad():

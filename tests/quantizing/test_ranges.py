@@ -28,6 +28,14 @@ def test_the_ends_and_counts_of_all_batches() -> None:
     assert (seen.low, seen.high, seen.counts.sum()) == (-1.0, 5.0, 3.0)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_told(value: float) -> None:
+    seen = _seen(torch.tensor([-1.0, value]), torch.tensor([2.0]))
+    assert seen.any
+    assert not seen.is_finite
+    assert not Seen().is_finite
+
+
 def test_minmax_is_all_that_was_seen_and_zero() -> None:
     assert chosen_range(_seen(torch.tensor([-1.0, 2.0])), "minmax") == (-1.0, 2.0)
     assert chosen_range(_seen(torch.tensor([1.0, 2.0])), "minmax") == (0.0, 2.0)
