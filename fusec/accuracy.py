@@ -102,13 +102,13 @@ def output_errors(
         try:
             ours = [as_numpy(arrays, a) for a in executable(*inputs)]
         finally:
-            _put_back(inputs, before)
+            _put_back(arrays, inputs, before)
         again()
         try:
             result = function(*(call := spec.restore(list(leaves)))[0], **call[1])
             eager = _by_output(capture, arrays, result, inputs)
         finally:
-            _put_back(inputs, before)
+            _put_back(arrays, inputs, before)
     found = []
     for number, value in enumerate(capture.graph.outputs):
         dtype = value.type.dtype
@@ -119,23 +119,21 @@ def output_errors(
     return found
 
 
-def _put_back(inputs: Sequence[Any], before: dict[int, Array]) -> None:
+def _put_back(arrays: Arrays, inputs: Sequence[Any], before: dict[int, Array]) -> None:
     for number, array in before.items():
+        source = arrays.from_numpy(array, dtype_of(array.dtype))
         target = inputs[number]
-        if isinstance(target, np.ndarray):
-            target[...] = array
+        if arrays.library == "torch":
+            _copy_into(target, source)
         else:
-            _copy_into(target, array)
+            target[...] = source
 
 
-def _copy_into(target: Any, array: Array) -> None:
+def _copy_into(target: Any, source: Any) -> None:
     import torch
 
-    if not isinstance(target, torch.Tensor):
-        target[...] = type(target)(array)  # a CuPy array
-        return
     with torch.no_grad():
-        target.copy_(load_arrays("torch").from_numpy(array, dtype_of(array.dtype)))
+        target.copy_(source)
 
 
 def _by_output(capture: Capture, arrays: Arrays, result: Any, inputs: Sequence[Any]) -> dict[int, Array]:

@@ -101,10 +101,13 @@ def _literals(call: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of ``factory(2, name='x')``. FusecError where they are no literals: nothing else is evaluated."""
     try:
         tree = ast.parse(call, mode="eval").body
-        if not isinstance(tree, ast.Call):
+        if not isinstance(tree, ast.Call) or isinstance(tree.func, ast.Call):
             raise ValueError
         args = tuple(map(ast.literal_eval, tree.args))
-        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords if k.arg is not None}
+        given = [(k.arg, ast.literal_eval(k.value)) for k in tree.keywords]
+        kwargs = {name: value for name, value in given if name is not None}
+        if len(kwargs) < len(given):  # **
+            raise ValueError
     except (SyntaxError, ValueError):
         raise FusecError(f"{call} is no call with literals for arguments; write it as factory(2, name='x')") from None
     return args, kwargs

@@ -95,6 +95,8 @@ def test_factories_and_libraries(source: Path) -> None:
     ("name", "spec", "message"),
     [
         ("encoders:encode(open('x'))", "rows=f32[2, 4]", "is no call with literals"),
+        ("encoders:encode(**{'rows': 1})", "rows=f32[2, 4]", "is no call with literals"),
+        ("encoders:encode(1)(2)", "rows=f32[2, 4]", "is no call with literals"),
         ("encoders:encode(1, 2)", "rows=f32[2, 4]", "can't be made"),
         ("encoders:NUMBER(1)", "rows=f32[2, 4]", "can't be called"),
         ("encoders", "rows=f32[2, 4]", "write it as module:function"),
