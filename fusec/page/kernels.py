@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from fusec.digest import Alike, folded
@@ -61,9 +62,9 @@ def _link(number: int, kernel: str, text: str) -> str:
     return f'<a href="#{escape(anchor(number, kernel))}">{escape(text)}</a>'
 
 
-def _total(whole: Spread | None, measured: object) -> list[str]:
+def _total(whole: Spread | None, measured: Sequence[float] | None) -> list[str]:
     """A call's time, and a warning where its parts take longer than the whole: something else ran meanwhile."""
-    if whole is None or not isinstance(measured, list | tuple):
+    if whole is None or measured is None:
         return []
     text = f"A call takes {time_text(whole.median)} ({time_text(whole.least)} to {time_text(whole.most)}), measured."
     lines = [f"<p>{text}</p>"]
@@ -76,9 +77,9 @@ def _total(whole: Spread | None, measured: object) -> list[str]:
     return lines
 
 
-def _calls(program: Program, measured: object) -> list[str]:
+def _calls(program: Program, measured: Sequence[float] | None) -> list[str]:
     """Library calls, with their times where they were measured."""
-    times = measured if isinstance(measured, list | tuple) else [None] * len(program.steps)
+    times = measured if measured is not None else [None] * len(program.steps)
     table: dict[str, list[float | None]] = {}
     for step, seconds in zip(program.steps, times, strict=True):
         if isinstance(step, Call) and step.results:
