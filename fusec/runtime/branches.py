@@ -54,7 +54,10 @@ Make = Callable[[tuple[Any, ...], dict[str, Any], Way], Along]
 
 @dataclass
 class Branches:
-    """The ways of calls of one signature. ``reason``: why they all run as written by now; empty where they don't."""
+    """The ways of calls of one signature. ``reason``: why they all run as written by now; empty where they don't.
+
+    ``ways``: the last one taken first. It is replaced and never changed: calls of other threads may go through it.
+    """
 
     noted: Noted
     make: Make
@@ -75,14 +78,16 @@ class Branches:
         for way, along in tuple(self.ways.items()):
             result = along.entry(args, kwargs)
             if result is not MISS:
-                self._to_front(way)
+                self._put_first(way, along)
                 return result
             self._in_vain += 1
-        if self._shown is not None:
-            result = self._along(self._shown, args, kwargs)
-            self._shown = None
-            if result is not MISS or self.reason:
-                return result if result is not MISS else self.written(self, args, kwargs)
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            result = self._along(shown, args, kwargs)
+            if result is not MISS:
+                return result
+            if self.reason:
+                return self.written(self, args, kwargs)
         result, way = self.noted(args, kwargs)
         if len(way) > MOST_OUTCOMES:
             self.reason = "it branches on values too often: a loop goes on until they are something"
@@ -103,16 +108,17 @@ class Branches:
             self.reason = "it branches on values, and what it reads besides its arguments changes from call to call"
             return MISS
         try:
-            self.ways[way] = self.make(args, kwargs, way)
+            along = self.make(args, kwargs, way)
         except FusecError as error:
             self.reason = f"{error}"
             return MISS
-        self._to_front(way)
-        return self.ways[way].entry(args, kwargs)
+        self._put_first(way, along)
+        return along.entry(args, kwargs)
 
-    def _to_front(self, way: Way) -> None:
-        if next(iter(self.ways)) != way:
-            self.ways = {way: self.ways[way], **self.ways}
+    def _put_first(self, way: Way, along: Along) -> None:
+        ways = self.ways
+        if next(iter(ways.items()), None) != (way, along):
+            self.ways = {way: along} | {other: ways[other] for other in ways if other != way}
 
     def _give_up(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reason = reason

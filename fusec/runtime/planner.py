@@ -180,13 +180,25 @@ class Planner:
     def _make_way(self, arrays: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any], way: Way) -> Along:
         """The program of calls that go a way. FusecError where there is none."""
         leaves, spec = flatten(args, kwargs, arrays.is_array, self._objects.opens)
-        with following(way):
-            capture = self._capture(arrays.library, args, kwargs)
-        if needs_autograd(arrays.library, leaves, capture):
-            raise CaptureError(GRADIENT)
-        executable = self.compile(capture)
+        stage: Stage = "capture"
+        try:
+            with following(way):
+                capture = self._capture(arrays.library, args, kwargs)
+            if needs_autograd(arrays.library, leaves, capture):
+                raise CaptureError(GRADIENT)
+            stage = "compile"
+            executable = self.compile(capture)
+            entry = compiled_entry(executable, capture, spec, leaves, in_vain, in_vain)
+        except Exception as error:
+            cause = _cause(error, stage)
+            if cause == "known" or (cause == "fault" and verifies()):
+                raise
+            reason = _reason(error, cause)
+            if cause == "fault":
+                self.telling.internal_error(self.name, "its calls run as written", reason)
+            raise CaptureError(reason) from error
         log.info("%s: compiled for one way of its branches on values", self.name)
-        return Along(compiled_entry(executable, capture, spec, leaves, in_vain, in_vain), capture, executable)
+        return Along(entry, capture, executable)
 
     def _gradient_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], capture: Capture) -> Plan:
         """A plan for calls that need a gradient: forward and backward compiled, or as written with the reason."""
@@ -370,9 +382,7 @@ class Planner:
 
     def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception, cause: Cause) -> Plan:
         """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
-        reason = f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
-        if cause == "fault":
-            reason = fault_reason(error)
+        reason = _reason(error, cause)
         log.info("%s runs as written: %s", self.name, reason)
         log.debug("%s", reason, exc_info=error)
         plan = self._eager_plan(arrays, spec, leaves, reason, cause=cause)
@@ -460,6 +470,13 @@ def _cause(error: Exception, stage: Stage) -> Cause:
     if (stage == "capture" and is_capture_fault(error)) or (stage == "compile" and is_compile_fault(error)):
         return "fault"
     return "known" if isinstance(error, FusecError) else "raised"
+
+
+def _reason(error: Exception, cause: Cause) -> str:
+    """Why calls run as written."""
+    if cause == "fault":
+        return fault_reason(error)
+    return f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
 
 
 def is_on_cpu(arrays: Arrays, leaves: list[Any]) -> bool:

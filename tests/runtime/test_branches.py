@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import fusec
 from fusec.errors import DataDependentError
+from fusec.notices import InternalErrorWarning
 from fusec.runtime.branches import Branches
 
 torch = pytest.importorskip("torch")
+detect_fake_mode = pytest.importorskip("torch._guards").detect_fake_mode
 
 W = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
 HIGH, LOW = torch.full((4, 8), 0.5), torch.full((4, 8), -0.5)
@@ -139,6 +142,48 @@ def test_what_must_not_run_in_vain_runs_as_written(refused: Any, why: str) -> No
     branches = branches_of(function)
     assert why in branches.reason
     assert not branches.ways
+
+
+def test_a_way_that_a_mistake_of_ours_ends_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise AssertionError("broken")
+
+    monkeypatch.setenv("FUSEC_VERIFY", "0")
+    function = fusec.jit(two_ways)
+    check(function, HIGH)
+    function.dispatcher.compile = broken
+    with pytest.warns(InternalErrorWarning, match="AssertionError: broken"):
+        check(function, HIGH)
+    check(function, HIGH)
+    assert "internal error of fusec" in branches_of(function).reason
+
+
+def test_an_error_of_the_user_s_that_the_capture_alone_meets() -> None:
+    """Code may raise where it is given other tensors than it expects; the call as written decides."""
+
+    def picky(x: Any) -> Any:
+        if x.sum() > 0:
+            if detect_fake_mode([x]) is not None:
+                raise ValueError("no fakes here")
+            return x * 2
+        return x
+
+    function = fusec.jit(warn=False)(picky)
+    for _ in range(3):
+        check(function, HIGH)
+    assert "ValueError: no fakes here" in branches_of(function).reason
+
+
+def test_threads_find_their_ways() -> None:
+    function = fusec.jit(warn=False)(two_ways)
+
+    def calls(k: int) -> None:
+        with torch.no_grad():
+            for _ in range(6):
+                check(function, (HIGH, LOW)[k % 2])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(calls, range(4)))
 
 
 def test_calls_that_need_gradients_run_as_written() -> None:
