@@ -8,7 +8,7 @@ from math import prod
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, axis_of, extents
 from fusec.ir.attributes import ConcatAttributes, GatherAttributes, PadAttributes, Scalar, SliceAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import bool_, i64
+from fusec.ir.types import bool_, i32, i64
 
 Lowering = Callable[..., Value]
 
@@ -119,14 +119,14 @@ def _index_add(e: Emitter, x: Value, dim: int, index: Value, source: Value, *, a
 def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, src: Value) -> Value:
     """Of an index that is expanded, so that all of a row goes to one place."""
     axis = axis_of(x.type.rank, dim) if x.type.rank else 0
-    row = index
-    while row in e.viewed and row.type.count == index.type.count and row.type.rank == index.type.rank:
-        row = e.viewed[row]
-    if x.type.rank == 1 and extents(index) == extents(src):
-        return _added(e, x, axis, index, src)
-    wanted = tuple(n if a == axis else 1 for a, n in enumerate(extents(index)))
-    if x.type.rank < 2 or row.type.shape != wanted or extents(index) != extents(src):
+    if x.type.rank == 0 or extents(index) != extents(src):
         raise Declined("adds through an index")
+    wanted = [n if a == axis else 1 for a, n in enumerate(extents(index))]
+    row = index
+    while [*(1 for _ in range(x.type.rank - row.type.rank)), *extents(row)] != wanted:
+        if row not in e.repeated:
+            raise Declined("adds through an index")
+        row = e.repeated[row]
     return _added(e, x, axis, e.reshape(row, (wanted[axis],)), src)
 
 
@@ -145,7 +145,7 @@ def _added(e: Emitter, x: Value, axis: int, index: Value, value: Value) -> Value
 def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     """``x[mask] = value`` with a mask of leading axes and one value; other index writes go to the library."""
     mask = indices[0] if len(indices) == 1 else None
-    if accumulate and mask is not None and mask.type.dtype.is_integer and mask.type.rank == 1:
+    if accumulate and mask is not None and mask.type.dtype in (i32, i64) and mask.type.rank == 1:  # a mask of u8 is one
         row = _non_negative(e, e.cast(mask, i64), extents(x)[0])
         return _added(e, x, 0, row, e.broadcast(values, (*extents(mask), *extents(x)[1:])))
     if mask is None or mask.type.dtype is not bool_ or accumulate or values.type.size != 1:

@@ -116,6 +116,8 @@ class Emitter:
         self.calls = True
         self.notes: list[str] = []
         self.viewed: dict[Value, Value] = {}
+        self.repeated: dict[Value, Value] = {}
+        """What broadcasts repeat."""
         self._constants: dict[tuple[str, DType, str], Value] = {}
         self._constant_values: set[Value] = set()
         self._iotas: set[Value] = set()
@@ -134,6 +136,8 @@ class Emitter:
         results = self.builder.op(name, *values, attributes=attributes, names=(".",), location=self.location)
         if name in VIEW_OPS:
             self.viewed[results[0]] = values[0]
+        if name == "broadcast":
+            self.repeated[results[0]] = values[0]
         return results
 
     def note(self, target: str, reason: str) -> None:

@@ -50,7 +50,12 @@ def along_columns(x: Any, s: Any, d: Any, w: Any) -> Any:
     return torch.zeros(D, N, dtype=x.dtype).index_add(1, d, x[s].T)
 
 
-ADDED = [index_added, scattered, accumulated, of_numbers, normalised, in_place, along_columns]
+def into_columns(x: Any, s: Any, d: Any, w: Any) -> Any:
+    """The index is repeated along axes that it does not have."""
+    return torch.zeros(D, N, dtype=x.dtype).scatter_add(1, d.expand(D, E), x[s].T)
+
+
+ADDED = [index_added, scattered, accumulated, of_numbers, normalised, in_place, along_columns, into_columns]
 
 
 def arguments(dtype: Any = torch.float32) -> tuple[Any, ...]:
@@ -82,11 +87,34 @@ def halves(x: Any, s: Any, d: Any, w: Any) -> Any:
     return torch.zeros(N, D, dtype=torch.bfloat16).index_add(0, d, x[s].bfloat16())
 
 
-@pytest.mark.parametrize("f", [a_few, each_its_own, halves], ids=lambda f: f.__name__)
+def transposed(x: Any, s: Any, d: Any, w: Any) -> Any:
+    """A square index whose columns are those of the array that is repeated along rows."""
+    index = d[:N, None].expand(N, N).T
+    return torch.zeros(N, N, dtype=x.dtype).scatter_add(0, index, x @ x.T)
+
+
+def strided(x: Any, s: Any, d: Any, w: Any) -> Any:
+    """An index that shows other elements than the array of its extents below it."""
+    index = d[:N, None].expand(N, N).as_strided((N, N), (0, 1))
+    return torch.zeros(N, N, dtype=x.dtype).scatter_add(0, index, x @ x.T)
+
+
+@pytest.mark.parametrize("f", [a_few, each_its_own, halves, transposed, strided], ids=lambda f: f.__name__)
 def test_sums_that_stay_the_library_s(f: Function) -> None:
     graph = capture(f, arguments(), {}).graph
     assert not any(op.name == "scatter_add" for op in graph.ops)
     torch.testing.assert_close(fusec.jit(f)(*arguments()), f(*arguments()))
+
+
+def test_bytes_are_a_mask() -> None:
+    def f(x: Any, mask: Any, values: Any) -> Any:
+        return torch.index_put(x, (mask,), values, accumulate=True)
+
+    x, mask = torch.zeros(4, 2), torch.tensor([0, 1, 1, 0], dtype=torch.uint8)
+    values = torch.ones(2, 2), torch.ones(4, 2)  # one for each that the mask picks; one for each of the mask
+    torch.testing.assert_close(fusec.jit(f)(x, mask, values[0]), f(x, mask, values[0]))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        fusec.jit(f)(x, mask, values[1])
 
 
 def test_an_index_out_of_range_raises_as_eager_does() -> None:
