@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import _lru_cache_wrapper as _MEMO
@@ -268,15 +269,19 @@ class Snapshots:
         self._locks[id(lock)] = (lock, taken)
 
     def _put_locks_back(self) -> bool:
-        """Whether the run left one taken, or gave one back that it had not taken; it is as it was before."""
+        """Whether the run left one taken, or gave one back that it had not taken; it is as it was before.
+
+        Another thread may hold one: an attempt to take it got none, or it was free for a moment.
+        """
         left = [(lock, count) for lock, count in self._locks.values() if count]
         self._locks.clear()
         for lock, count in left:
             for _ in range(abs(count)):
-                if count > 0:
+                if count < 0:
+                    lock.acquire(blocking=False)
+                    continue
+                with suppress(RuntimeError):
                     lock.release()
-                else:
-                    lock.acquire()
         return bool(left)
 
     def hold(self, value: object, path: str = "") -> None:

@@ -118,9 +118,9 @@ def _index_add(e: Emitter, x: Value, dim: int, index: Value, source: Value, *, a
 
 def _scatter_add(e: Emitter, x: Value, dim: int, index: Value, src: Value) -> Value:
     """Of an index that is expanded, so that all of a row goes to one place."""
-    axis = axis_of(x.type.rank, dim) if x.type.rank else 0
     if x.type.rank == 0 or extents(index) != extents(src):
         raise Declined("adds through an index")
+    axis = axis_of(x.type.rank, dim)
     wanted = [n if a == axis else 1 for a, n in enumerate(extents(index))]
     row = index
     while [*(1 for _ in range(x.type.rank - row.type.rank)), *extents(row)] != wanted:

@@ -11,7 +11,7 @@ import functools
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fusec.errors import ArtifactError
 from fusec.frontend import raw
@@ -30,11 +30,11 @@ def base_of(kind: type) -> Base | None:
 
 def find_class(module: str, name: str, base: Base, fields: Sequence[str]) -> type:
     """The class, where it has been imported and is such a one; else a stand-in. ArtifactError for no class's name."""
+    if base not in get_args(Base):
+        raise ArtifactError(f"there is no kind of results such as {base!r:.40}")
     found: Any = sys.modules.get(module)
-    try:
-        found = functools.reduce(getattr, name.split("."), found)
-    except AttributeError:
-        found = None
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)  # what a module's __getattr__ gives it may import
     if isinstance(found, type) and base_of(found) == base and (base != "tuple" or found._fields == tuple(fields)):  # type: ignore[attr-defined]
         return found
     return _stand_in(name.rpartition(".")[2], base, tuple(fields))

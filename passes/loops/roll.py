@@ -62,7 +62,9 @@ def _recurrence(lifter: Lifter, chain: Chain) -> tuple[Lifted, bool] | None:
         return made, False
     lifter.forget(mark)
     made = _along(lifter, chain, reverse=True)
-    assert made is not None, "steps that are alike in one order are in the other"
+    if made is None:  # what another chain's steps made in the first order alone
+        lifter.forget(mark)
+        return None
     return made, True
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from queue import SimpleQueue
@@ -428,6 +429,18 @@ def test_a_lock_that_is_taken_already(make: Any) -> None:
     with lock:
         assert float(f(make(3))[0]) == 0
     assert float(f(make(3))[0]) == 2
+    lock.release()
+
+
+@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
+def test_a_lock_that_another_thread_holds() -> None:
+    lock = threading.RLock()
+    f = fusec.jit(taken_where_it_is_free(lock))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lock.acquire).result()
+        assert [float(f(np.ones(3))[0]) for _ in range(2)] == [0, 0]
+        pool.submit(lock.release).result()
+    assert float(f(np.ones(3))[0]) == 2
     lock.release()
 
 

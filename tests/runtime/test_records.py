@@ -6,13 +6,15 @@ import dataclasses
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
 import fusec
 from fusec.errors import ArtifactError
+from fusec.runtime.records import Base, find_class
 
 
 class Pair(NamedTuple):
@@ -74,6 +76,21 @@ def test_stand_ins_for_classes_that_are_not(file: Path, monkeypatch: pytest.Monk
     assert output.hidden is None
     with pytest.raises(AttributeError, match="has no 'nothing'; it has values, most"):
         _ = output.nothing
+
+
+def test_nothing_is_imported_for_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imports(name: str) -> Any:
+        raise AssertionError(name)
+
+    lazy = ModuleType("lazy")
+    lazy.__getattr__ = imports  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert find_class("lazy", "Output", "dict", ()).__name__ == "Output"
+
+
+def test_a_kind_that_is_not_known() -> None:
+    with pytest.raises(ArtifactError, match="no kind of results such as 'set'"):
+        find_class("builtins", "set", cast(Base, "set"), ())
 
 
 class Holder(dict[str, Any]):
