@@ -14,7 +14,7 @@ from fusec.checks import check_environment
 from fusec.compiled import argument_of
 from fusec.differentiating import differentiate_with
 from fusec.digest import tell_program
-from fusec.errors import CaptureError, FusecError, SetupError
+from fusec.errors import BranchError, CaptureError, FusecError, SetupError
 from fusec.exporting import Compiled
 from fusec.frontend.capture import AsWritten, Capture, IntegerSource
 from fusec.frontend.structures import CallSpec, flatten
@@ -201,7 +201,8 @@ class _Asked:
         if branches.reason or not branches.ways:
             return self._said(head)
         latest = next(iter(branches.ways.values()))
-        return self._program(head, latest.capture, latest.executable, leaves)
+        told = self._program(head, latest.capture, latest.executable, leaves)
+        return told + ("errors of a function that branches on values are not told\n" if self.wanted.errors else "")
 
     def _anew(
         self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], spec: CallSpec, plan: Plan | None
@@ -214,7 +215,11 @@ class _Asked:
         except SetupError as error:
             return self._said(f"{name} can't be compiled here: {error}")
         except Exception as error:
-            return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_capture_fault(error))}")
+            may_branch = (
+                isinstance(error, BranchError) and arrays.library == "torch" and self.dispatcher.fallback == "eager"
+            )
+            declined = "would have a program for each way that it branches" if may_branch else self._declined
+            return self._said(f"{self.head}; it {declined}: {_reason(error, is_capture_fault(error))}")
         if needs_autograd(capture.library, leaves, capture):
             try:
                 program = self.dispatcher.gradient_program(capture, leaves)

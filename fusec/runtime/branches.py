@@ -100,6 +100,8 @@ class Branches:
         if self.reason:
             return f"as written: {self.reason}"
         count = len(self.ways)
+        if not count:
+            return "as written: none of its ways has a program yet"
         return f"by {count} program{'' if count == 1 else 's'}, one for each way that its branches on values went"
 
     def _along(self, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -245,10 +245,16 @@ def test_where_it_must_be_compiled_it_is_an_error() -> None:
 
 def test_explain_tells_of_the_ways() -> None:
     function = fusec.jit(two_ways)
-    for x in (HIGH, HIGH, LOW, LOW):
+    assert "would have a program for each way that it branches: " in fusec.explain(function, LOW)
+    assert "would be refused" in fusec.explain(fusec.jit(two_ways, fallback="error"), LOW)
+    function(HIGH)
+    assert "such calls run as written: none of its ways has a program yet" in fusec.explain(function, LOW)
+    for x in (HIGH, LOW, LOW):
         function(x)
     text = fusec.explain(function, LOW)
     assert text.splitlines()[0] == (
         "two_ways branches on values; such calls run by 2 programs, one for each way that its branches on values went"
     )
     assert "relu" in text
+    assert "are not told" not in text
+    assert "errors of a function that branches on values are not told" in fusec.explain(function, LOW, errors=True)
