@@ -144,11 +144,16 @@ def _mean_beside_variance(e: Emitter, x: Value, axes: tuple[int, ...], keep: boo
         return mean
     shape = x.type.shape
     ends = SliceAttributes.of_axes(shape, {a: (add(shape[a], -1), shape[a]) for a in axes})
-    last = e.emit("slice", x, attributes=ends)
-    at_end = e.emit("isfinite", e.reduce("reduce_sum", last, axes, keep))
-    spread = e.emit("isnan", _statistic(e, "var", x, axes, keep))
-    broken = e.emit("logical_and", at_end, spread)
+    last = e.reduce("reduce_sum", e.emit("slice", x, attributes=ends), axes, keep)
+    count = e.reduce("reduce_sum", _is_beyond(e, x), axes, keep)
+    broken = e.emit("gt", count, _is_beyond(e, last))
     return e.emit("select", broken, e.constant(nan, x.type.dtype), mean)
+
+
+def _is_beyond(e: Emitter, x: Value) -> Value:
+    """1 where a number is infinite or NaN, else 0."""
+    dtype = x.type.dtype
+    return e.emit("select", e.emit("isfinite", x), e.constant(0.0, dtype), e.constant(1.0, dtype))
 
 
 def _along(op: str) -> Lowering:

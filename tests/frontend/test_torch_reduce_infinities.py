@@ -14,10 +14,11 @@ INF = float("inf")
 
 def rows(dtype: torch.dtype) -> torch.Tensor:
     """An infinity at the beginning of a row, inside, at its end; twice; beside NaN; none; and huge numbers."""
-    x = torch.randn(8, 19, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(10, 19, generator=torch.Generator().manual_seed(0))
     x[0, 0] = x[1, 7] = x[2, 18] = x[3, 2] = INF
     x[3, 18] = x[4, 18] = -INF
     x[5, 3], x[5, 18] = float("nan"), INF
+    x[7, 4] = x[7, 18] = x[8, 17] = x[8, 18] = INF
     x = x.to(dtype)
     x[6, 3:5] = torch.finfo(dtype).max / 4
     return x
