@@ -163,3 +163,12 @@ def test_calls_that_need_gradients_have_their_own() -> None:
     with torch.no_grad():
         for rows in (5, 9, 3):
             torch.testing.assert_close(function(random(rows, 8)), layer(random(rows, 8)))
+
+
+def test_frequent_extents_of_a_function_with_no_plan_left_stay_with_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.runtime.dispatch.RECOMPILE_LIMIT", 2)
+    function = fusec.jit(dense)
+    for rows in (5, 9, *[7] * 20):
+        check(function, random(rows, 8))
+    assert plans(function) == 2
+    assert not function.dispatcher.eager_calls

@@ -150,6 +150,8 @@ class Dispatcher(Planner):
         with self._lock:
             known = tuple(self._plans.get(key, ()))
             kind = kind_of(arrays.library, spec, tuple(arrays.layout(leaf) for leaf in leaves), arrays.mode())
+            if self._makes_no_plan(kind) and self.leave_to_range(arrays, leaves):
+                return self._slow(args, kwargs)
             result = self._without_plan(known, kind, args, kwargs)
             if result is not MISS:
                 return result
@@ -201,6 +203,10 @@ class Dispatcher(Planner):
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
+
+    def _makes_no_plan(self, kind: Kind) -> bool:
+        """Whether a call of a kind that has no plan runs as written."""
+        return self._count >= RECOMPILE_LIMIT or self._refusals.reason(kind) != ""
 
     def _without_plan(self, known: Sequence[Plan], kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call for which no plan is made; MISS for one that is to have a plan."""
