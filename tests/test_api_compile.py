@@ -322,7 +322,7 @@ def test_other_formats_and_machines(saved: Path, tmp_path: Path) -> None:
         manifest["requires"]["features"].append("avx1024")
 
     refused(rewrite(saved, tmp_path / "x", future), f"format 99, this fusec reads format {artifact.FORMAT}")
-    refused(rewrite(saved, tmp_path / "x", arm), "it needs a aarch64 machine, this one is x86_64")
+    refused(rewrite(saved, tmp_path / "x", arm), "it needs an aarch64 machine, this one is x86_64")
     refused(rewrite(saved, tmp_path / "x", better), "needs a CPU with avx1024.*x86-64-v3")
 
 

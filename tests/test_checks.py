@@ -141,7 +141,7 @@ def test_code_that_this_cpu_lacks_instructions_for_is_never_run(fallback: Any, m
     monkeypatch.setattr("fusec.runtime.isa.host_features", lambda: frozenset({"sse2", "avx2"}))
     with pytest.raises(TargetError, match=r"target='cpu:x86-64-v4' can't run here: it needs a CPU with avx512"):
         fusec.jit(lambda x: x * 2, target="cpu:x86-64-v4", fallback=fallback)(np.ones(3))
-    with pytest.raises(TargetError, match="it needs a aarch64 machine"):
+    with pytest.raises(TargetError, match="it needs an aarch64 machine"):
         fusec.jit(lambda x: x * 2, target="cpu:neoverse-n1", fallback=fallback)(np.ones(3))
 
 
@@ -324,7 +324,7 @@ def test_what_is_compiled_for_another_cpu_is_not_run(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         with pytest.raises(TargetError, match=r"compiled for cpu:x86-64-v4, it can't run here: .*avx512"):
             compiled(X)
-    with pytest.raises(TargetError, match="it needs a aarch64 machine"):
+    with pytest.raises(TargetError, match="it needs an aarch64 machine"):
         fusec.compile(doubled, X, target="cpu:neoverse-n1")(X)
 
 
