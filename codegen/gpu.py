@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program's kernels for one GPU, each compiled from the language that it was scheduled for."""
 
 from __future__ import annotations

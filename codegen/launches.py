@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of a module as Python functions, whatever language they were written in."""
 
 from __future__ import annotations

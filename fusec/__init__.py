@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fusec: the same answer as your plain PyTorch or NumPy code, faster, and it shows you why."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far results are from the graph's own in float64: the compiled program's, and those of the code as written."""
 
 from __future__ import annotations

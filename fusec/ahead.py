@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ahead of the calls: what to compile for ranges of named dimensions.
 
 The ranges are cut into pieces, each of which one graph serves: an extent at which the function does something else

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user calls: each function strings stages together and holds no logic of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users hand over: functions under decorators of ours, and arguments that may be descriptions of arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the pass or the kernel that makes a wrong answer, with the reference interpreter as the judge."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a captured graph to an executable: passes, code generation, and the caches before them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled function for C programs: its shared objects, its weights, and a header that strings them together.
 
 The header needs nothing but a C99 compiler and ``dlopen``. A kernel in a shared object has TVM's calling convention, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of an exported C header that are the same in each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What has to be right whatever a function does: environment variables, options, the target and the tools for it."""
 
 from __future__ import annotations

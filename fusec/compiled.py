@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What :func:`fusec.compile` and :func:`fusec.load` return: a function compiled ahead of its calls."""
 
 from __future__ import annotations

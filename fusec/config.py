@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every environment variable that fusec reads.
 
 FUSEC_CACHE_DIR      folder of compiled programs (default: the user's cache folder)

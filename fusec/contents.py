@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a compiled program is made from, for the keys of caches: a graph without lines of source, and versions."""
 
 from __future__ import annotations

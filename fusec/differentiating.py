@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes the backwards of jitted functions, without PyTorch's compilers until the first gradient is needed."""
 
 from __future__ import annotations

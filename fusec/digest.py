@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report that fits a screen: of a program with many kernels, like ones are told once and the longest first."""
 
 from __future__ import annotations

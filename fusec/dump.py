@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FUSEC_DUMP: what became of each compiled graph, as files to read."""
 
 from __future__ import annotations

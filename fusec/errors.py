@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error a user can see: one class for each kind of mistake. The warnings are in :mod:`fusec.notices`.
 
 All derive from :class:`FusecError`. A message names the user's file and line where one is known, the

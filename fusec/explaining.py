@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What :func:`fusec.explain` says: first how a function's calls run now, then the kernels, or why there are none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What :func:`fusec.compile` and :func:`fusec.load` return, with all that writes it down."""
 
 from __future__ import annotations

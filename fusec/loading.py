@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled functions from files. Imports neither compilers nor the capture: a loaded function starts at once."""
 
 from __future__ import annotations

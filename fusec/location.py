@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where in the user's source something was written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of a compiled function's kernels on this machine, on random arguments."""
 
 from __future__ import annotations

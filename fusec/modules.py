@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules of machine code from their bytes: the backend of each is imported when it is needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every warning a user can see. They name the innermost line of the user's code that is being run."""
 
 from __future__ import annotations

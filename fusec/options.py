@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of options, checked where users give them."""
 
 from __future__ import annotations

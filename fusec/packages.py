@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python packages beside fusec: their versions, and importing large ones."""
 
 from __future__ import annotations

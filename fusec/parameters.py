@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameters of a compiled function: their names and defaults, so that it is called as the function is."""
 
 from __future__ import annotations

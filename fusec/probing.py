@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures this machine: its memory and units by kernels, and what calls take by calls of compiled functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures a GPU for the cost model: programs that one rate bounds, beside what the model says of them.
 
 A rate is scaled by what a program was predicted to take over what it took, both without the launch: then the model says

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of a function, as text: its kernels, what each fused, what was not fused and why."""
 
 from __future__ import annotations

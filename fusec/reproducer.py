@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph and its inputs as a folder: IR text and safetensors, no pickle. Nothing in it is executed when it is read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that a compiler does not take in their best schedule: the next one is tried."""
 
 from __future__ import annotations

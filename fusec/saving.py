@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled functions to files. What reads them is :mod:`fusec.loading`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Descriptions of arrays that are not there yet."""
 
 from __future__ import annotations

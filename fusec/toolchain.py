@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compilers and libraries that fusec calls: which versions it takes, and what to install where one is missing."""
 
 from __future__ import annotations

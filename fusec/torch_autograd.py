@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AOTAutograd's forward and backward of an FX graph, each compiled.
 
 Where the graph is cut decides what the forward saves. Scores (:mod:`fusec.torch_score_spaces`) are computed again in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``torch.compile(model, backend="fusec")``: the backend that Dynamo finds through fusec's entry point.
 
 Where no gradient is needed, Dynamo's graph is captured as it stands, in PyTorch's own whole calls. Where one is, or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of :func:`fusec.jit` that need gradients: what was recorded of one, forward and backward compiled.
 
 AOTAutograd gives one node of autograd's for the whole function. Two things that eager's many nodes do are made up for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FX graphs of PyTorch's own compilers (Dynamo's, and AOTAutograd's forwards and backwards), compiled one by one.
 
 A graph is compiled at its first call, for the shapes and strides of that call, and again for others. A node that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nodes of AOTAutograd's graphs, and views in them as axes."""
 
 from __future__ import annotations

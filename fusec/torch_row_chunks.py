@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses over wide rows in chunks: rows × words values of a joint graph of which a chunk of rows is there at a time.
 
 A *wide product* gives many values a row, as a network's last layer its logits. Maps, sums of rows and picks lead from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a backward reads of a graph's inputs: those alone that eager's own backward saves.
 
 Code may write to an input between a forward and its backward. Eager's nodes save some inputs, whose versions they

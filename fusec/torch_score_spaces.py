@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Score spaces of a joint graph: rows × columns values that a backward makes again instead of reading them.
 
 A *score space* begins at a product that is large beside its operands (queries by keys), goes on through maps and a

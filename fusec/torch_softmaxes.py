@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmaxes of a joint graph over the maximum and the sum of each row, and their derivatives over outputs."""
 
 from __future__ import annotations

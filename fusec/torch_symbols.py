@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The symbolic sizes of an FX graph, as Dynamo noted them on its inputs, and the ranges that one program may serve.
 
 A size among the graph's inputs is an extent of a tensor among them, or made of such: it is read from the shapes, so

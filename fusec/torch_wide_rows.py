@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a joint graph lies on the rows of a wide product, and can be made a chunk of rows at a time.
 
 From a product that gives many values a row (a network's logits) it goes on through maps, reductions of rows and picks

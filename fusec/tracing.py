@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chrome-trace events of compiling and of calls, for chrome://tracing and Perfetto.
 
 Recorded while a :class:`profile` block runs, and from import to exit where FUSEC_TRACE names a file. Times are of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A function's variants: what is compiled ahead of its calls, for one set of extents or for ranges of them."""
 
 from __future__ import annotations

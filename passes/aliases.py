@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which results share memory is read off the graph as it was captured, before any rewrite.
 
 There, an output is a view of an input's memory, or of another output's, where views alone lead from the one to the

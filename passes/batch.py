@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs that treat every element of a batch alike: found by following the batch's axis, and made for fewer of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dot's axes by role, and where its operands are read for them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolutions: dots whose left operand shows windows of an image.
 
 Found by the operand's index map, so that spellings are one: ``F.conv2d``, ``sliding_window_view`` or ``Tensor.unfold``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Common subexpressions: ops that are alike become one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dead code: ops whose results nothing reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values without elements: nothing computes them, and what is made of nothing is a constant."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds of floats that are made of numbers and positions alone: where each pixel of a resized image is read, for
 one."""
 

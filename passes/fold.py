@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants: what can be known at compile time is computed there."""
 
 from __future__ import annotations

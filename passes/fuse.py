@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fusion pass: a partition of the graph into kernels, largest structures first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops over groups of rows as one product: concatenated products of slices with matrices of one array.
 
 ``concat([x[0:3] @ w[0], x[3:5] @ w[1]])`` is a ``grouped_dot`` of ``x``, and maps of such parts are one map of it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Library calls that write positions of an array, as updates: a cache's keys of one token, or of one for each sequence.
 
 On a CPU a call of many positions is left to the library: its time goes into moving them, and which of two elements for

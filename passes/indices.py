@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Indices are checked where nothing proves them in range: a kernel would read, or write, foreign memory."""
 
 from __future__ import annotations

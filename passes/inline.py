@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From values to scalar expressions: views become index maps, chains of elementwise ops become one tree.
 
 ``Inliner.at(value, index)`` is the value's element at ``index`` as a scalar expression over what is in memory.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Searches for an extreme as reductions: row kernels reduce only numbers."""
 
 from __future__ import annotations

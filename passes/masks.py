@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks and biases made of small values (document ids, slopes, lengths), for each score space that reads them its own.
 
 What several kernels read is stored, rows × columns of it, and a kernel that reads it so can't tell which blocks it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Means and variances of columns on a GPU: what is read once for both.
 
 ``sum((x - mean)²)`` needs the mean, so an image with its channels last would be read twice before it is normalised. Of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores that are divided by a sum of their row: the division is done once, of what the row gives.
 
 A kernel that goes along the columns of a score space has the sum only behind the last of them.

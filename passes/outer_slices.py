@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices that GPU kernels take of what they read, as views outside of them: layers of one array share a kernel.
 
 A model that keeps its weights, or its keys and values, in one array for all layers reads a slice of it in each. Inside

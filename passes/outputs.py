@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives every output memory of its own where it needs it, and leaves views as views where the code returned views."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of the passes. What each promises the next stands beside it."""
 
 from __future__ import annotations

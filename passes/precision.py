@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where half-precision values are rounded, and which sums are longer than their terms.
 
 A kernel computes elementwise chains of f16 and bf16 values in f32 and rounds at a store or a ``cast``

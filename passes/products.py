@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls and convolutions of f32 whose operands are rounded to a half type, as ``precision=`` asks.
 
 Sums stay in f32, and so do results: reductions, softmax and norms see what they saw before. A cast stands before the

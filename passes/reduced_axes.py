@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions of arrays whose last axis is not the last one in memory, as of images with their channels last.
 
 A kernel for rows would read an element of each line at a time. In the order of memory the innermost axis stays, and

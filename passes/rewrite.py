@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver of rewrite rules: one forward sweep after another, until no rule fires.
 
 A rule looks at one op and what feeds it, and emits what replaces it. The driver alone changes the graph and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One element picked from a row by an index, as a sum over the row where the row is reduced anyway.
 
 A loss picks the logit of each row's target beside the row's maximum and sum. Picked in the kernel that reads the row,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which schedule a group's kernel has on a CPU, and what is said of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which schedule or library call computes a group on a GPU, and what is said of it."""
 
 from __future__ import annotations

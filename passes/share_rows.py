@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums over columns in parts, where a kernel reads the same rows to reduce them: it adds up the columns on the way."""
 
 from __future__ import annotations

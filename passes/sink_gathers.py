@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers of a few elements before what is computed on all of them, so that a loss never stores what it picks from."""
 
 from __future__ import annotations

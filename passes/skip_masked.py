@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Terms of sums that a mask hides: they count as 0, so that a CPU need not read what they are made of.
 
 One token that looks at a cache of keys and values is two sums of products (:mod:`fusec.passes.vectors`), and its mask

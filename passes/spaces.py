@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Score spaces that are consumed along both axes: a copy of their ops for each.
 
 A kernel goes along one axis of a space. Attention's backward consumes one along keys for the gradient of queries, and

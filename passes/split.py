@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions of few long rows in two steps, so that all cores share them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of squares around a value: variances, before anyone has written them otherwise."""
 
 from __future__ import annotations

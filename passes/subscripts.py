@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Index arithmetic on loaded values: what a view does to a gather's subscript, as scalar expressions."""
 
 from __future__ import annotations

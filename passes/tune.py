@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured search: the best few candidates of each kernel are run, checked and timed."""
 
 from __future__ import annotations

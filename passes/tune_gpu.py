@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured search on a GPU: schedules and library calls of a group side by side, the fastest right one kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls of one vector (a batch), on CPUs: each element of the other operand is read once and used once.
 
 A matmul's kernel arranges that operand for use by many rows, and attention's has a query on each vector lane. With one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions of small windows (pooling, depthwise convolution): each result from its few elements, without a loop.
 
 A kernel for rows gives a row to some lanes. A window has few elements, which its neighbours share: a map that reads

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes of a box of an array that the program changes: into the array's own memory, or else as a new array.
 
 An ``update`` stays one where it is a link of the chain from an input to the output that is the input's new

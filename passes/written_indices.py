@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where library calls write by an index: the positions that must be there for them not to raise."""
 
 from __future__ import annotations

@@ -40,6 +40,13 @@ def test_constraints_pin_every_dependency() -> None:
     assert names <= pinned
 
 
+def test_each_source_begins_with_its_licence() -> None:
+    comments = {".py": "#", ".cuh": "//", ".c": "//", ".h": "//"}
+    sources = [p for top in ("fusec", "passes", "codegen") for p in (ROOT / top).rglob("*.*") if p.suffix in comments]
+    line = "SPDX-License-Identifier: Apache-2.0\n"
+    assert not [p for p in sources if not p.read_text().startswith(f"{comments[p.suffix]} {line}")]
+
+
 def test_the_changelog_has_the_version() -> None:
     assert f"\n## {fusec.__version__} " in (ROOT / "CHANGELOG.md").read_text()
 

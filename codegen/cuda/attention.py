@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for Hopper in CUDA C++: a plan for ``attention.cuh`` with the kernel's own score and epilogue in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plans for both kinds of attention kernels have in common: the order of heads, queries and keys, the scores."""
 
 from __future__ import annotations

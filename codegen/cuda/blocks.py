@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps and rows in CUDA C++: a thread computes vectors of a domain's points, tiles lie in its registers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels to cubins, for the GPU at hand or for another."""
 
 from __future__ import annotations

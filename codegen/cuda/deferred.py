@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where an epilogue can be cut in two: at values of 16 bits, which fit beside the next tile's accumulators."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which emitter writes a kernel of the tile IR."""
 
 from __future__ import annotations

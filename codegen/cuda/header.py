@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device header: tile operations for kernels in CUDA C++, as texts that NVRTC includes by name."""
 
 from __future__ import annotations

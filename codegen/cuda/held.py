@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several statements of a row kernel read or compute alike stays in registers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls for Hopper in CUDA C++: a plan for ``gemm.cuh`` with the kernel's own epilogue inlined in it."""
 
 from __future__ import annotations

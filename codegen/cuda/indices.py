@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Index expressions in C++, and how they step along a vector."""
 
 from __future__ import annotations

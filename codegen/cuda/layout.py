@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a block's threads share the points of its domains: which lie side by side, and how many in one vector."""
 
 from __future__ import annotations

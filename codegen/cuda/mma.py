@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls by mma.sync: a plan for ``mma_gemm.cuh`` with the kernel's own epilogue in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention by mma.sync: a plan for ``mma_attention.cuh`` with the kernel's own score in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A module of CUDA C++: its kernels as Python functions, its text, its bytes."""
 
 from __future__ import annotations

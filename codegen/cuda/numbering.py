@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers for scalar expressions: equal ones, however often they were built, have one."""
 
 from __future__ import annotations

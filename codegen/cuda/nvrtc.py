@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVRTC: CUDA C++ to a cubin in this process. No GPU, no nvcc and no headers of CUDA's are needed.
 
 The library comes with CuPy, with torch's CUDA builds, or as ``pip install nvidia-cuda-nvrtc``.

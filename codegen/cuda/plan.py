@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plans for the header's kernels have in common: tensor maps, and an epilogue on two neighbours at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Points of a domain that code is written for, and which of a value's loads are in range there."""
 
 from __future__ import annotations

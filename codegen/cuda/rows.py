@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a matmul's operands lie in memory, for kernels that copy rows of them into shared memory (``rows.cuh``)."""
 
 from __future__ import annotations

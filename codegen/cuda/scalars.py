@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalar expressions in C++: one expression, what it uses twice in variables before it."""
 
 from __future__ import annotations

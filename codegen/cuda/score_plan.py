@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan for ``attention.cuh`` says of scores, as the user made them: a part once a block, a row, or a key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a score costs per key: integers stay index arithmetic, and what no key changes is computed once a row."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generated CUDA C++: one source file a kernel, and what a launch of it needs."""
 
 from __future__ import annotations

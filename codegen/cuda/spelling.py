@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How CUDA C++ spells each elementwise op. Half types have been widened to float before an op is spelled.
 
 Names that CUDA does not have are in ``include/fusec/scalar.cuh``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor maps: which blocks of a tensor Hopper's TMA moves, and how they lie in shared memory."""
 
 from __future__ import annotations

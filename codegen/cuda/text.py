@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines of generated source, and names that do not meet."""
 
 from __future__ import annotations

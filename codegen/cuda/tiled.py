@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls in SIMT arithmetic: a plan for ``tiled.cuh`` with the kernel's own operands and epilogue in it."""
 
 from __future__ import annotations

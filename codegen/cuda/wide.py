@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows wider than a block in CUDA C++: each block of a cluster holds its part of a row in shared memory.
 
 What several statements read lies there, brought by TMA; what they compute from it, each computes again. So few

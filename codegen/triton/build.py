@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton source to machine code, for the GPU at hand or for another, and back from saved bytes."""
 
 from __future__ import annotations

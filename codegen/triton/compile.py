@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One kernel's Triton source to machine code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tensor descriptor says of a parameter."""
 
 from __future__ import annotations

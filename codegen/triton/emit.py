@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tile IR to Triton source: one traversal that prints, a block variable for every tile buffer."""
 
 from __future__ import annotations

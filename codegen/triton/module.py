@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A module of GPU code: its functions as Python callables, its text, its bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalar expressions of a kernel in Triton, and how it reads memory and tiles."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A module of Triton kernels as one readable source file, and its functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How Triton spells each elementwise op. Half types have been widened to f32 before an op is spelled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines of a kernel in Triton: names, what is remembered, index expressions over a statement's domain."""
 
 from __future__ import annotations

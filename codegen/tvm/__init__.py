@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels for CPUs, through TVM. What is compiled runs without any part of it."""
 
 from fusec.packages import is_there

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a reduction adds up in: its operation on vectors, and the registers that loops update."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls whose operands both have k's elements side by side: k lies on the lanes, each sum is a vector until its end.
 
 So a weight of ``[columns, k]``, as ``torch.nn.Linear`` keeps it, is read where it lies. ``rows`` by ``columns`` vectors

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PrimFuncs to machine code, and back from saved bytes.
 
 The whole of TVM's part is four steps: bind the target, make the calling convention, lower TVM's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Element types in memory and in registers, and conversions between them that are defined for every value.
 
 In registers half types and those of 8 bits are f32, and a bool is a condition. In memory bf16 is its upper 16 bits, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels one after another behind one native call.
 
 A module brings an interpreter in LLVM IR (``launcher.py``). It reads a table, which says for each launch the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants of the elementary functions, for f32 and f64.
 
 Polynomials are near-minimax (Chebyshev) fits, the highest power first. Constants given as a sum of floats hold

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the emitter knows about the kernel at hand: buffers, loop variables, index type."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Dot's operands and registers decide how it is written: k on the lanes or columns, groups of small elements, AMX
 tiles."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops over a domain: the outer iterators as loops, the last one on vector lanes."""
 
 from __future__ import annotations

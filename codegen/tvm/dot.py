@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The register-blocked contraction: ``rows`` by ``columns`` accumulators stay in registers over the whole of k.
 
 Blocks of columns are the outer loop, so that one panel of ``b`` is used by all blocks of rows while it is in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernel to TIR: one traversal of the tile IR.
 
 Parameters are integer addresses; all indexing is on flat memory with explicit vectors. A grid of more than

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers of 8 bits (e4m3fn, e5m2) to f32 and back, by integers: no CPU converts them all.
 
 Rounded to nearest even. A number beyond the largest becomes NaN in e4m3fn, which has no infinity, and infinity in e5m2;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forms of scalar expressions for which there is shorter code."""
 
 from __future__ import annotations

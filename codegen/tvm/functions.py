@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which functions are computed on vectors, by element type and name."""
 
 from __future__ import annotations

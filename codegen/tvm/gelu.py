@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gelu on AVX-512's vectors: one table for the whole of it, where erf alone would need more digits near 0."""
 
 from __future__ import annotations

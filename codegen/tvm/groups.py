@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls of low-precision types in vector registers: groups of 32 bits along k are multiplied and added up by one
 instruction.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hyperbolic sine and cosine on vectors, in f32 and f64, and the inverses in f64.
 
 Those of f32 are computed in f64.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where lanes lie in memory, and stores of them past the caches."""
 
 from __future__ import annotations

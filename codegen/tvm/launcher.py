@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLVM IR that every module brings: parallel loops on OpenMP's threads, and chains of kernels.
 
 A parallel loop comes as TVM's closure, ``int (*)(int task, {void* sync, int tasks}*, void* data)``, whose data begins

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The logarithm as a pair of f64, for functions that pass its error on magnified: powers and inverse hyperbolics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vector versions of the elementary functions, in f32 and f64, to about one unit in the last place.
 
 Each works on any number of lanes. Infinities, NaN, signed zeros and subnormal results are those of the C

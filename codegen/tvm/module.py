@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A module of machine code: its functions as Python callables, its text, its bytes.
 
 Loading one needs no part of TVM. Its small function-call library (tvm_ffi) is used where it is installed: calls are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared objects of kernels without any part of TVM: opened and called through ctypes.
 
 What a machine that only runs compiled functions uses. A call takes about two microseconds more than one by TVM's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The elementwise ops on register values: one function an op, chosen by name and element type."""
 
 from __future__ import annotations

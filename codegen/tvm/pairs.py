@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers as the sum of two floats, of which the second holds what rounding the first lost.
 
 After Dekker, *A floating-point technique for extending the available precision* (1971).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parallel loops on the OpenMP pool that PyTorch uses, instead of TVM's own.
 
 Two pools that both spin while they wait take the cores from each other: alternating library calls and kernels

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Map and Store: a value at every point of a domain.
 
 A load that walks memory along an outer iterator instead of the lanes (a transposed operand) is read in square

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polynomials of trigonometric and error functions, for f32 and f64, the highest power first.
 
 Minimax fits of relative error (Remez), in hexadecimal.

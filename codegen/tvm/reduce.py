@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions: which loops are around them, and in which order they run."""
 
 from __future__ import annotations

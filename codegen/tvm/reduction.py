@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One reduction, its accumulators register-resident.
 
 Two shapes. Along the lanes: several vector accumulators, combined at the end. Across them (the target's index

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Square roots on vectors."""
 
 from __future__ import annotations

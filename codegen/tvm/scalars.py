@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalar expressions at a block of lanes: every distinct subtree becomes one ``let``, every distinct load one load.
 
 What does not depend on the lane is computed once, before the loop over the lanes.

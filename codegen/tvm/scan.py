@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scans: the axis on vector lanes, each vector scanned in log2(lanes) steps; or one of the loops around the lanes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a function needs no more digits than bf16 keeps.
 
 A factor's relative error is that of the product, and rounding to bf16 makes one of 2**-8: a factor with an error of

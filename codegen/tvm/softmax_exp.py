@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An attention's weights: powers of two of its scores, and their sums.
 
 Queries lie on vector lanes. A few vectors of queries by one key, or by a pair of keys, are computed side by side: what

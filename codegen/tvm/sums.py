@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of floats, whose error does not grow with their length.
 
 Short blocks of terms are added up in the terms' own dtype, and what f32 makes of a block joins totals in f64. A block

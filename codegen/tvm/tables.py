@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of functions that tend to 1: a polynomial for each piece of where they change."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls on AMX: two by two tiles of sums, each of 16 by 16, and tiles of operands between them.
 
 A tile has 16 rows of 64 bytes. One of ``a`` holds 16 rows and 32 bf16 (or 64 i8) steps of k; one of ``b`` as many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Short constructors for TIR nodes. The rest of the emitter builds its trees with these only.
 
 TVM has no type stubs, so a node is ``Any`` to the type checker; ``Value`` carries the element type and the

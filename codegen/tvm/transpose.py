@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of 16-bit elements that transpose: those of two rows of the source, which become neighbours, travel as 32
 bits.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sine, cosine, tangent and their inverses on vectors, in f32 and f64."""
 
 from __future__ import annotations

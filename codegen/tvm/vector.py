@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arithmetic on vectors: each method assigns its result to a variable of its own and returns that.
 
 So a value that is used twice is computed once. The variables are one-element stack buffers, which LLVM turns

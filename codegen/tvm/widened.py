@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of f32 that are computed in f64."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of small elements into groups of 32 bits, as matmuls of low-precision types want their right operand.
 
 The last iterator walks a group, the one before it the groups beside each other. Where a group is adjacent in the

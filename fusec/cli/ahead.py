@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec compile`` and ``fusec run``: a function to a file, and a file on arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec bench``: a function as written, by fusec and by torch.compile, on random data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec bisect``: from a function or a reproducer to the pass or kernel at fault."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec cache why``, ``export`` and ``import``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this machine and installation can do."""
 
 from __future__ import annotations

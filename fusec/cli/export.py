@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``--onnx`` and ``--model-explorer`` of ``fusec inspect`` and ``fusec opt``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text about a compiled file, from its manifest and texts alone."""
 
 from __future__ import annotations

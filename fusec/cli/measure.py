@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of a file's kernels on this machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec opt``: graph passes on IR text."""
 
 from __future__ import annotations

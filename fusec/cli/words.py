@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text for a terminal: counts with their nouns, long lines folded, nothing that drives it."""
 
 from __future__ import annotations

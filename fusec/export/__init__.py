@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs for other programs' viewers: ONNX (Netron) and Model Explorer."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs as Model Explorer's JSON (https://github.com/google-ai-edge/model-explorer/wiki).
 
 Each kernel is a namespace that opens to show the ops in it; its attributes are what the cost model says of it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What viewers are told of an op: its attributes as text, the user's line, and what is known of its kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph as an ONNX model, for viewers such as Netron. Its ops are of the domain ``fusec``: no runtime computes them.
 
 Each kernel is a call of a function of the model (domain ``fusec.kernels``), whose body are the fused ops. Constants

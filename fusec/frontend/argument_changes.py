@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call leaves in the containers and objects among its arguments: a cache that grows, a list that is appended to.
 
 A traced run gets copies of them, and changes those. What it changed is made by each call of what the call computes,

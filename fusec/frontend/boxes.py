@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views that show a box of an array, some of its axes in another order: where a write through them goes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a frontend hands on: the graph of a function, and how a call feeds it and reads its results."""
 
 from __future__ import annotations

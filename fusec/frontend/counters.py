@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integers in which a function counts from call to call: attributes of objects, such as the position in a cache.
 
 A call gives them to the function like arguments, and adds to them afterwards what the captured run added.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture of CuPy functions. CuPy has NumPy's interface, so they are traced as NumPy's, on the arrays' layouts alone.
 
 The traced copy of a function sees NumPy where it names ``cupy``; what CuPy has beyond NumPy is not compiled. The graph

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a traced function read besides its tensors, so that a changed closure cell, global or attribute is seen.
 
 While the function runs, a profile hook notes which of the user's code objects ran and with which arguments.

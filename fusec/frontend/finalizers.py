@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects whose death runs the user's code: a compiled call makes none, so nothing would run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A function's code and defaults as memory: compared in one step, and unseen by audit hooks.
 
 Each read of ``__code__``, ``__defaults__`` or ``__kwdefaults__`` raises an audit event. With a hook in Python

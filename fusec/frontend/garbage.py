@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for objects that a run made and that hold each other in a circle to be gone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One graph for a range of extents, from graphs captured at some of them.
 
 The function is captured at a few extents of each named dimension. The graphs have the same ops; where an integer

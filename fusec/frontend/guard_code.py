@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of guards: lines that check what a capture read, as one Python function."""
 
 from __future__ import annotations

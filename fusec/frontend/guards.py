@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guards: a walk over values that a capture read, written out as one Python function that checks them again."""
 
 from __future__ import annotations

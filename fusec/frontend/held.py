@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that hold others: what is in them, and how it is put back."""
 
 from __future__ import annotations

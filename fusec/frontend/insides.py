@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What objects of Python's own classes hold, where it is neither an attribute of a name that code reads nor a part of
 a plain container: a deque, a weak reference, a context variable, a method of a dict.
 """

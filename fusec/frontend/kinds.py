@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``type`` as traced code sees it: the type of a stand-in is that of what it stands for.
 
 A stand-in says what it stands for by its ``__class__``, which ``isinstance`` and ``x.__class__`` ask for; ``type(x)``

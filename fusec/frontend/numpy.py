@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture of NumPy functions: the function is run once on traced arrays, and what it does becomes a graph."""
 
 from __future__ import annotations

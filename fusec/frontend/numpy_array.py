@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The traced array: what a user's function holds in place of an ndarray or a NumPy scalar while it is captured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that a traced function writes to, as values: each write makes a new value of the whole buffer.
 
 An array is a chain of views (``steps``) over a buffer. A write through views is carried back to the buffer by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constant arrays that have a simple form: one number, a ramp, a triangle or a diagonal. They need no memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contractions: matmul, dot, tensordot, einsum."""
 
 from __future__ import annotations

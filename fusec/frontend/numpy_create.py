@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays made from numbers, from lists with traced parts, and by joining arrays."""
 
 from __future__ import annotations

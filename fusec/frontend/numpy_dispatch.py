@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where ufunc calls arrive: operators and ``__array_ufunc__``, with ``out``, ``where``, ``dtype`` and the methods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graph of one NumPy capture, as it is built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that stay NumPy's: an extern op, its result types found by running the call on sample arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``x.flags`` of a traced array."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``x.flat``: reading it copies, writing it writes the array."""
 
 from __future__ import annotations

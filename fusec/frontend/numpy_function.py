@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NumPy's functions: those with a form of their own, then NumPy's own Python code traced, then a library call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Indexing: basic indices are views, integer arrays are gathers, masks select."""
 
 from __future__ import annotations

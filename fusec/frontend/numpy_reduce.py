@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions, means, searches for an extreme and running sums, with NumPy's result dtypes."""
 
 from __future__ import annotations

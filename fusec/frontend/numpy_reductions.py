@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of a traced array that reduce, search, scan and sort; NumPy's signatures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a NumPy function gave back: the graph's outputs, and how the user's result is put together from them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names that a user's function sees while it is traced.
 
 NumPy does not dispatch every function to traced arrays (``as_strided``, ``np.array``, ``np.zeros``), and arrays found

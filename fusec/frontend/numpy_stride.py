@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``as_strided`` and sliding windows: byte strides read back as windows, slices and transposes where they are ones."""
 
 from __future__ import annotations

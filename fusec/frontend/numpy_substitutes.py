@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NumPy's functions that do not dispatch to traced arrays mean in a traced function."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one NumPy capture: the graph being built, its inputs, and what is known of its values.
 
 A traced array keeps, beside its graph value, an ndarray of the same dtype, shape and strides that owns no such memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Universal functions: NumPy's own dtype resolution, then one op or a few of that dtype."""
 
 from __future__ import annotations

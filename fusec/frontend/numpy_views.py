@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views of arrays in memory, with the base that NumPy's own views have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Branches on values of tensors: what a function's ``if`` and ``while`` found in one call, for a capture to follow.
 
 A capture reads no data, so it can't know which way an ``if tensor:`` goes. A call that runs as written shows it. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a traced run is about to print, log or write to a file: a compiled call would not, so the capture is refused.
 
 A warning is let through: Python shows it once. So is what a library logs, and what it writes to a file of its own.

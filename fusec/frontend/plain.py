@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain values, which compare by value: which they are, copies of containers of them, and whether two are the same."""
 
 from __future__ import annotations

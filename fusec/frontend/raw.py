@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python objects as they lie: read and written by the types that store them, past all that their classes redefine.
 
 Nothing here runs code of the user's: no ``__getattribute__``, property, ``__getitem__``, ``__iter__``, ``copy`` or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers that a library gives to a function's own code on the way: the shape of a slice, an array's length.
 
 Those that depend on an integer argument, or on an extent, decide what the function does as much as these themselves

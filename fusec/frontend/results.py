@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a function may return: nothing in which a stand-in for an array stays behind."""
 
 from __future__ import annotations

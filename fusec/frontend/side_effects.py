@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a traced run changed of the Python that outlives it: counters, lists, dicts, globals, attributes.
 
 A compiled call repeats what the function does to arrays, and nothing else. So a run that changed other state is taken

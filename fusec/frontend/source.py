@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the user's code is: which files are theirs, the line being run, and the name a result is about to get."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled modules among what a capture reads: objects that stand for the module they compile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How an array is seen through memory: view ops, one after another."""
 
 from __future__ import annotations

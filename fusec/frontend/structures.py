@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The structure of calls and results: containers and objects, the plain values in them, and where tensors stand.
 
 Containers and objects are opened and made past all that their classes redefine (:mod:`fusec.frontend.raw`): no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An integer followed through a function, to learn whether what it does holds for a range of integers.
 
 It may be added to, subtracted from, multiplied, divided, compared where the answer is the same all over the range,

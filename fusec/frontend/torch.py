@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures a PyTorch function or module as a graph, by running it once on fake tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention that a function writes out, as one call of the library's, so that its gradient needs no probabilities.
 
 AOTAutograd saves what a backward reads: of a written softmax the probabilities, rows × columns of them. The library's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backwards of elementwise calls whose decomposition in PyTorch hides a NaN that its kernels show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functional collectives of ``torch.distributed``: their results are waited for where they are first read.
 
 A collective gives a tensor of another class, which waits at its first use. In a capture it is that class around a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's matmuls."""
 
 from __future__ import annotations

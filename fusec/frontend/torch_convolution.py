@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's convolutions and pooling: contractions and reductions over the windows of a padded image.
 
 There is no op for them: a dot over ``windows(pad(x))`` says the same, and every way of writing it is one form

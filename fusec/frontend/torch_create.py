@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen calls that make tensors, copy them or change their dtype."""
 
 from __future__ import annotations

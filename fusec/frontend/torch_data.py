@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen calls that move elements: joins, padding, indexing, repeats."""
 
 from __future__ import annotations

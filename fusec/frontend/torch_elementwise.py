@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's elementwise calls, with PyTorch's rules of type promotion."""
 
 from __future__ import annotations

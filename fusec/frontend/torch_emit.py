@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes IR for one ATen call: casts, constants, broadcasts and shapes by PyTorch's rules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors while torch is traced: fakes of real ones, their layouts, and tensors inside arguments and results."""
 
 from __future__ import annotations

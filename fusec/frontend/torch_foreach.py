@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``torch._foreach_...``: calls on lists of tensors, as optimizers make them, as the calls of their elements.
 
 What a step computes of one parameter is then in few kernels; the library's calls go over all parameters again at each

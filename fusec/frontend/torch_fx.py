@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures an FX graph of PyTorch's own compilers (Dynamo's, AOTAutograd's) as a graph of fusec.
 
 The graph is run once, node by node, under the same trace that captures a user's function, so there is one table

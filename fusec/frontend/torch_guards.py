@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guards of a captured PyTorch function: what it read, the library's modes, and references that share a tensor."""
 
 from __future__ import annotations

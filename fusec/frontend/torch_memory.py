@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Aliasing while a torch function is traced: which traced tensors share memory, and writes through views.
 
 A graph has no memory, so an in-place operation becomes a new value for the whole storage; each view of it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors that a ``functools.lru_cache`` gives: the same at each call, as long as they are in it."""
 
 from __future__ import annotations

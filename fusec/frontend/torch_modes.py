@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's modes: which of them a plan is made for, and under which a call runs as written.
 
 A mode may do anything to each operation, a transform (vmap, forward-mode differentiation) and a tracer need each of

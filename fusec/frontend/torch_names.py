@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and locations in graphs captured from torch: the variable that the user's line assigns to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are whole layers: which stay the library's, which are opened, and what they leave undefined.
 
 Norms of half types with f32 weights are computed in f32, of which PyTorch's fake tensors know only a part.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's neural-network calls: softmax, norms, attention, gelu."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ATen calls that fusec knows, by name without overload.
 
 VALUES compute something new: ``lowering(emitter, *args, **kwargs)`` as in the ATen schema, tensors as IR values;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch code finds where it branches on values, noted while it runs as written."""
 
 from __future__ import annotations

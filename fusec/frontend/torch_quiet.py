@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's fake tensors log a traceback for each error that they raise; the user gets the error itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dropout, of which only the draw is the library's. It is done as PyTorch's kernels for CPUs do it, in their order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library's calls of a traced run as a graph of PyTorch's own, of which autograd can make a backward.
 
 A capture runs below autograd, so its own graph has no derivatives. The recording keeps each call whole, with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's reductions, searches and running sums."""
 
 from __future__ import annotations

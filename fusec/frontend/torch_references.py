@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a torch function's parameters, buffers and other tensors are kept, so that each call can fetch them anew."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, numbers that a dtype
 does not hold, a layout, and writes to memory that the same call reads at other positions. Also what it gives in another
 dtype.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen's linear resampling: each axis by itself, two elements of it and how far between them.
 
 PyTorch's decomposition gathers by one number for all axes, which takes divisions of 64-bit integers apart again.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a captured PyTorch function gives: the outputs of its graph, and how its result is made of them."""
 
 from __future__ import annotations

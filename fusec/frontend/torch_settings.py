@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's settings for the whole process: those that a function asks for are guarded, those that it changes refused.
 
 The modes that any plan depends on (gradients, autocast, the default dtype) are in :mod:`fusec.frontend.torch_guards`.

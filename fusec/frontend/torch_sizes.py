@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a PyTorch function asks of extents: a run on fake tensors with PyTorch's own symbolic sizes.
 
 Samples show what a function does at some extents. This tells the conditions under which it does the same at all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors that a traced run can reach, put back where the run gave them other memory (``p.data = q``) or attributes.
 
 That assignment passes PyTorch's dispatcher by, so it changes the real tensor, and what it gives it is a fake one's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands for a tensor while a torch function is traced: a fake tensor that says which class it stands for."""
 
 from __future__ import annotations

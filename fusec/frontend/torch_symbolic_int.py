@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A PyTorch function run with integers that are followed: what they are to PyTorch's own functions is their value.
 
 Numbers that these give, such as extents, are noted or followed in turn: see :mod:`fusec.frontend.readings`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors of a capture: which value each holds, and where the inputs come from."""
 
 from __future__ import annotations

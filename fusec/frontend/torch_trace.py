@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a torch function on fake tensors and writes down, call by call, what it computes.
 
 The trace sits below autograd, where each ATen call arrives whole: ``linear``, ``matmul``, ``layer_norm`` and the

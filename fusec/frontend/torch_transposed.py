@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transposed convolutions by their phases: contractions over windows of the image, without zeros between its elements.
 
 Place ``o`` of the result takes element ``i`` by weight ``k`` where ``o + padding = i * stride + k * dilation``. Without

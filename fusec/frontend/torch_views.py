@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen calls that show the memory of their operand: each result as a chain of view ops."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ATen calls that move the elements of images, or parts of one size: ``im2col``, adaptive pooling, repeating."""
 
 from __future__ import annotations

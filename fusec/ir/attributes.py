@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attribute records of ops: frozen, typed, and all that an op knows beyond its operands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes graphs op by op."""
 
 from __future__ import annotations

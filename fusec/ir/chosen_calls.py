@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are the library's on one kind of device, and kernels of ours on the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an op is: one record, and the checks on dtypes that the type rules share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graph: inputs, outputs and a topologically ordered tuple of ops.
 
 Uses are computed per sweep, never stored.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Index arithmetic: integer expressions over symbols, kept in one simplified, interned form.
 
 Dimensions (``B``), loop variables and the index maps of views are all of this kind. An expression is a

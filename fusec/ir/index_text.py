@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Index expressions as text: read back, and spelled in other languages."""
 
 from __future__ import annotations

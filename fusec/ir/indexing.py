@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What index expressions are asked: their values and steps, the positions and ends of axes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a graph in NumPy: the oracle for every pass and every backend."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interval arithmetic: on ranges of integers, either end of which may be open, and on closed ranges of numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Indices that repeat along the lanes of a block: ``k // 2`` of packed nibbles, ``k // 128`` of a group's scale.
 
 A block starts at a multiple of its lanes. There such an index is a number that all lanes share and a step that each

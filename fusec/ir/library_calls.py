@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call of PyTorch's library is to do, as text in a program: operands as strides over memory; convolutions."""
 
 from __future__ import annotations

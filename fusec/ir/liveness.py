@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops of a graph are needed."""
 
 from __future__ import annotations

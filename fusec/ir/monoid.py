@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What reductions, scans and partial results share: an associative operation and what it starts from."""
 
 from __future__ import annotations

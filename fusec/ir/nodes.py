@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What graphs are made of: values and operations.
 
 Nodes are immutable and compared by identity.

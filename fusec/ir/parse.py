@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads IR text back into a graph. Nothing in the text is executed, so text from anyone is safe to read."""
 
 from __future__ import annotations

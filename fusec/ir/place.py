@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph captured on a CPU, placed on a device that need not be here."""
 
 from __future__ import annotations

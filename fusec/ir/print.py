@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a graph as text, which :mod:`fusec.ir.parse` reads back.
 
     graph @mlp<B in [1, 64]>(%x: f32[B, 768], %w: f32[3072, 768] parameter "fc.weight") {

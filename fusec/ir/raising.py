@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops may raise for what is in their operands: library calls and indices.
 
 What eager raises, a program raises as well, so no pass takes such an op for dead. Library calls are also kept for what

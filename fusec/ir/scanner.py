@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads IR text piece by piece and says where a mistake is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the printer and the parser of IR text share: how names, scalars and attribute fields are spelled."""
 
 from __future__ import annotations

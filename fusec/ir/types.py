@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of values: dtype, shape and device."""
 
 from __future__ import annotations

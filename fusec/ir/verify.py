@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a graph keeps the rules that every pass relies on."""
 
 from __future__ import annotations

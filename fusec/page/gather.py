@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a page shows, from a compiled function or from its file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of a program's kernels: like ones in one row, the longest first, with shares and a running total."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Places the boxes of a directed graph in layers, top to bottom (after Sugiyama, Tagawa and Toda, 1981)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph as SVG: a box for each input, op and kernel, a line for each value."""
 
 from __future__ import annotations

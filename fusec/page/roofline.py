@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The roofline of a program as SVG (Williams, Waterman and Patterson, 2009)."""
 
 from __future__ import annotations

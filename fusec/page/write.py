@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page itself. Every text that comes from a file or a user is escaped, and the page may load nothing."""
 
 from __future__ import annotations

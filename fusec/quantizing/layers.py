@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers with weights, or weights and activations, in fewer bits: plain PyTorch code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calibration of a model on data: ranges, layers in fewer bits, and what each of them costs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The range of activations that eight bits stand for, from what was seen of them.
 
 minmax: all of it. percentile: without the outermost values. mse: what makes the least squared error. entropy: what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses in generated code."""
 
 from __future__ import annotations

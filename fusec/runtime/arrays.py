@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How generated code handles one library's arrays: their addresses, fresh results, views, copies and checks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled functions as files: a zip of a JSON manifest, IR text, sources, machine code and weights. No pickle.
 
 Everything in a file is checked before it is used: the names and sizes of its members, then the format, then the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention by PyTorch's library (cuDNN, FlashAttention), its operands as strides over memory."""
 
 from __future__ import annotations

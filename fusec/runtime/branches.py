@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of a function that branches on values: a program for each way, which tests that a call goes it.
 
 The first call runs as written and shows its way. The next is captured along it: the program computes what the branches

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The on-disk cache: compiled programs by the hash of what they were compiled from.
 
 An entry is one file, written under a temporary name and renamed, that starts with the hash of its contents. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Library calls of a program: what the library does itself, and pieces of the graph that no kernel computes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which captures run now: calls that these make of other compiled functions become part of them."""
 
 from __future__ import annotations

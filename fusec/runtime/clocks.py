@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of a CUDA device on the host's clock, from events on its streams. Nothing here waits unless it is asked to."""
 
 from __future__ import annotations

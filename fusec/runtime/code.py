@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python source that is written, compiled and run: names bound to objects, and lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution by PyTorch's library (cuDNN, oneDNN)."""
 
 from __future__ import annotations

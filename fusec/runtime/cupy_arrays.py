@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuPy arrays in generated code."""
 
 from __future__ import annotations

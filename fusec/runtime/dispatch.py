@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``fusec.jit``'s machinery: from a call to the plan made for calls like it, and to a new plan where there is none."""
 
 from __future__ import annotations

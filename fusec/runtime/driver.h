@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA driver: its types, and its functions by their names in the library. Built against Python's stable interface,
    so that one build serves any later Python. */
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which extents of a jitted function's arguments have changed from call to call, and are made symbolic."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether Dynamo, PyTorch's compiler, looks at a call.
 
 It can't follow a dispatcher. What it takes is the function itself, as written: gradients, exported programs and its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program as straight-line Python: addresses read, results allocated, kernels called, nothing decided per call."""
 
 from __future__ import annotations

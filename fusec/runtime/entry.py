@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code that a call runs: tests that this call is the one a plan was made for, then the plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program with its machine code, ready to be called on arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which exceptions that end a capture or a compilation are bugs in fusec."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which extents get a program of their own beside one for ranges: those that calls have had often.
 
 A program for ranges is a little slower than one that knows the extents, most of all at small ones. So an extent that

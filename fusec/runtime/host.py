@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs on a GPU for arrays in host memory: chunks of a batch go in, are computed and go out on several streams.
 
 Copies of both directions and kernels overlap. Arrays in pageable memory pass through pinned buffers, which a few

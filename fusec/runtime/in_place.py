@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Library calls that write a few positions of an input which the program changes: there, not in a copy of all of it."""
 
 from __future__ import annotations

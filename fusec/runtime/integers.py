@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arguments that change from call to call, such as the position in a cache: one program for a range of them.
 
 A call's structure has its integers by value. Where calls differ in some of these alone, they are made symbols: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which instruction sets machine code needs, and which ones this CPU has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What :func:`fusec.jit` returns: functions, methods and modules that go through a dispatcher."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels through the CUDA driver: a prepared row of launches is one C call that takes integers.
 
    load(code, name, shared, device) -> (function, context, module)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA kernels launched through the driver by a small C extension: prepared once, then called with integers.
 
 The extension is built at first use with the system's C compiler and kept in the cache folder; a program loaded from a

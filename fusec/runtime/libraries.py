@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose arrays a call is about, and that library's frontend."""
 
 from __future__ import annotations

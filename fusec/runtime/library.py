@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs ``extern`` ops: library calls that a graph keeps as they are.
 
 An extern names its function (``aten.sort.stable``, ``numpy.sort``) and carries its arguments as text. The text is

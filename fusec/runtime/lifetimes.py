@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a program needs the memory of its values, and how much of it at a time.
 
 What a value lies in is given back after the last step that touches it: arrays that a library call gave or gets, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lock between threads and processes: a file that the one who holds it has locked with the system.
 
 Not the package filelock: on Python 3.12 and later importing it adds an audit hook to the process, which costs 190 ns at

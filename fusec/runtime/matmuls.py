@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul by PyTorch's library (cuBLAS), its operands as strides over memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that is used again: large results, scratch and the plan of scratch inside one call.
 
 The first touch of a fresh page costs more than a memory-bound kernel's work on it, so blocks of memory are kept and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects among a call's arguments that hold tensors: known by what is in them, once several of a class have come.
 
 One that is the same at each call is known by itself, and its tensors are fetched from it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed copies of weights: made once, and again when what they were made from has changed."""
 
 from __future__ import annotations

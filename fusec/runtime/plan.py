@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What calls of one signature do, and what making that takes."""
 
 from __future__ import annotations

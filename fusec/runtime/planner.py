@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the plans of one function: captured and compiled for one signature, for a range, or run as written."""
 
 from __future__ import annotations

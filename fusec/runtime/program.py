@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled graph as data: its memory slots, its kernels and the steps that run them.
 
 The passes make a program, the runtime runs it, an artefact stores it. It holds no pointers and no code.

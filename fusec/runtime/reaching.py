@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a range of extents or integers can go, found by captures.
 
 Past the end of an array, such as a table of positions, a function raises, or does something else.

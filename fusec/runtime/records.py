@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classes of results in files: named tuples, dataclasses, and dicts such as the ``ModelOutput`` of transformers.
 
 A file names them. Where such a class has been imported when the file is loaded, results are of that class; nothing is

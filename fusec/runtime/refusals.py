@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that can't be captured: none is tried over and over for one reason, and they run as written at once."""
 
 from __future__ import annotations

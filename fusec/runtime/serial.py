@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program as JSON and back. Kernels keep their names and figures; their bodies are machine code elsewhere."""
 
 from __future__ import annotations

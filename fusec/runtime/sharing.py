@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether what a call changes shares memory with something else that it is given."""
 
 from __future__ import annotations

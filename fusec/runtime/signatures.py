@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call's signature can't hold, and how two of them differ, in words."""
 
 from __future__ import annotations

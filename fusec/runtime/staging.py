@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host memory that a GPU copies from and to: pinned buffers, the user's own arrays pinned, and copies ahead of need."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which plan a call would run now, without running it."""
 
 from __future__ import annotations

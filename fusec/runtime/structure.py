@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The structure of a call and of a result as JSON, so that a file can hold them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warnings at the user's line, each once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch tensors in generated code."""
 
 from __future__ import annotations

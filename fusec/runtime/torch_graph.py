@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a piece of a graph with PyTorch's own functions, on the device of its operands: what no GPU kernel computes."""
 
 from __future__ import annotations

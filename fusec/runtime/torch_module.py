@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled modules as PyTorch sees them: each is an ``nn.Module`` that stands for the one it compiles.
 
 It shares that module's tables of parameters, buffers, children and hooks. Names are therefore the module's own:

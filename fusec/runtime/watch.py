@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls as traces and profilers see them: a range around each call and each of its steps, with the user's lines.
 
 A program's code has a test before its first step: whether a trace is recorded, NVTX ranges are asked for, or the

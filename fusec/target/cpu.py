@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts about a CPU: what LLVM is told of it, and the rates that a roofline needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which instructions LLVM may choose for an x86-64 processor that it is told to compile for."""
 
 from __future__ import annotations

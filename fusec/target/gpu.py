@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts about GPUs: what a kernel may use of them, and their rates."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast a GPU does what kernels are made of: the numbers that every GPU time model counts with.
 
 They are measured (:mod:`fusec.tuning.probe_gpu`), or what GPUs reach of their datasheets' rates.

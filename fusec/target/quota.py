@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many processors this process may keep busy: those it may run on, and the share of time that Linux gives it.
 
 A container's limit (``docker run --cpus=2``, a Kubernetes limit) is a quota of time in a control group, which leaves

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast a CPU does what kernels are made of: the numbers that the cost model counts with.
 
 They are measured (:mod:`fusec.tuning.probe`), or what is usual for the target's family.

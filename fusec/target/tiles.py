@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linux's permission to use AMX's tile registers, which a process has to ask for once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attention kernels have in common: the mean of values, and what tensor cores take of their operands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What templates of matmuls compute, as statements: for the interpreter, and for backends that lack the template."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which blocks of memory a tensor descriptor can fetch (Hopper's TMA), and where in the tensor they lie."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic on indices, as index expressions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel in NumPy, a whole domain at a time: the oracle for the emitters.
 
 It is stricter than hardware. A subscript outside its buffer raises, scratch starts as NaN (integers: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel: a body of statements, its parameters, and what a backend or a report has to know of it."""
 
 from __future__ import annotations

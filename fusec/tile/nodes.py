@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tile IR: one fused kernel as a small closed tree.
 
 A statement works on a *domain*, a few iterators, and says what happens at each of its points. On a CPU

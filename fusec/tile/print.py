@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels as text: deterministic, meant for reading (dumps, ``explain``, golden tests)."""
 
 from __future__ import annotations

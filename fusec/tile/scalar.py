@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalar expressions: what a kernel computes at one point of its domain.
 
 A graph's chain of elementwise ops becomes one such tree, its views folded into the index of each load.

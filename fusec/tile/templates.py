@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Templates: loop nests that a backend has by hand, as records of what they are made of."""
 
 from __future__ import annotations

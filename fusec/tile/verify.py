@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a kernel keeps the contract of the tile IR, before an emitter sees it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views as index maps: which element of its operand a view shows at an index, and what strides say so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this machine was measured to do, kept in the cache folder from one process to the next.
 
 A profile counts for one model of CPU with these features, caches and cores, or for one model of GPU, and for the

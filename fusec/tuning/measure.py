@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel's candidates on random data: each is checked against the oracle, then timed."""
 
 from __future__ import annotations

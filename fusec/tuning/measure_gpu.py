@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a group's alternatives on a GPU, on random data in memory of its own: each is checked, then timed.
 
 A result is right where it agrees with the oracle, or for large groups with more of the other alternatives than

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures this machine's rates for the cost model, with kernels of fusec's own: no other compiler is needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls that a probe measures, and what their times say: the rates of units, and what a block of sums takes to end.
 
 Of each unit that multiplies there is a kernel with operands in L1. Of AMX's tiles there is also a shallow one: a block

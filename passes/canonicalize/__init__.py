@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many spellings, one form: composites opened into primitives, contractions into ``dot``, views composed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalar algebra that changes no bit, or no more than the libraries' own spelling of the same thing would.
 
 Nothing here reassociates floats or drops a NaN, an infinity or the sign of a zero.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scaled dot-product attention opened into dots, a mask and a softmax."""
 
 from __future__ import annotations

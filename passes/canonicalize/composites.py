@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations, softmax, statistics and norms opened into primitives.
 
 Half types are cast to f32 at the start and rounded once at the end, as the libraries compute them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """linear and matmul as one ``dot``, and the views on a dot's operands folded into its axes."""
 
 from __future__ import annotations

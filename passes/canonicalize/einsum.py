@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """einsum as dots: one for each pair of operands, in an order that keeps the intermediates small."""
 
 from __future__ import annotations

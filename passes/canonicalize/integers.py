@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic as quantised models write it: what is added and taken away again, and bytes with and without a
 sign. Integers wrap around, so that nothing here changes a bit.
 """

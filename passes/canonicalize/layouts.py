@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images with their channels last: what is done to one in PyTorch's order is done in the order it has in memory.
 
 A convolution's result has its channels last, and a view puts them in front. These rules move the view behind what

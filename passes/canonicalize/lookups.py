@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookups by positions that count along the axes: what they find is a view.
 
 Masks are made so: ``padding[batch[:, None, None], keys[None, None, :]]`` with the numbers of all rows and keys. PyTorch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums along rows that are 0 but at one position: what stands there is the sum.
 
 A loss of few classes writes its gradient as a row of zeros with one number in it, and the softmax's gradient needs the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scans from the last position on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax beside a few extra logits (attention sinks): of each part by itself, with what the others add to its sum.
 
 Models write ``softmax(concat(scores, sinks))`` and drop the sinks' columns again. In parts, the dropped ones are never

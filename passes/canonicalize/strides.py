@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``as_strided`` recognised as slices, permutes, broadcasts and sliding windows of the operand's axes."""
 
 from __future__ import annotations

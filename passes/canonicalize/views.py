@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views of views become one view; views, casts and copies that change nothing go away."""
 
 from __future__ import annotations

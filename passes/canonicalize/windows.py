@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls with sliding windows, and with broadcast operands, computed once instead of once a window."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions of copies that turn or interleave small elements: they travel as groups of 32 bits, in registers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a program takes on a GPU: its kernels, which follow each other, its library calls, and the host."""
 
 from __future__ import annotations

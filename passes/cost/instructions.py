@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vector instructions of elementwise code, counted on a kernel's scalar expressions."""
 
 from __future__ import annotations

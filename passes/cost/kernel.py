@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a kernel takes, counted on its tile IR, and what bounds it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What groups of ops take a GPU's lanes: instructions, those of the unit for exponentials, and bytes of memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long each kernel of a program takes, and the program: where a kernel's operands are depends on the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which bytes a loop nest fetches from beyond a cache: reuse distances, counted in whole blocks.
 
 A nest is a tree of touches (a statement's bytes of one buffer), sequences and repetitions. What one repetition left

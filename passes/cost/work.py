@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one point of a kernel's grid does: seconds of multiplying and of elementwise code on a core, and its nest."""
 
 from __future__ import annotations

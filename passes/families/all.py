@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family of kernels, in the order in which they take their ops: largest structures first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a family of kernels is to those who choose among kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that either language of GPUs can write: those of maps and rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of CPU kernels as plain text, for the cache of measured choices."""
 
 from __future__ import annotations

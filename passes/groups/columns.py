@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums over columns beside reductions over rows: a kernel that has each row at hand adds it to its sums on the way.
 
 Such a sum is one of parts, ``reduce_sum`` over axis 1 of ``[parts, rows of a part, ...]``, which is a view of what lies

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graph of kernels that a partition stands for: one ``fused`` op a group, each after what it reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Growing a group: consumers fold into its stores (epilogue), producers into its loads (prologue)."""
 
 from __future__ import annotations

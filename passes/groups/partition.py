@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A partition of a graph's ops into groups, each of which becomes one kernel.
 
 *Free* ops belong to no group: views, constants, iota, and elementwise ops over only those. They cost nothing

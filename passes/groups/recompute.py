@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps that are computed again where another kernel reads them, as that moves fewer bytes than storing their result."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Half-precision values that one kernel stores and another reads: both see the same digits.
 
 A kernel holds such a value in f32, and another kernel reads it rounded. What the first makes of the digits that are not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What sums of small windows (depthwise convolutions, pooling) make, which a map kernel computes by itself."""
 
 from __future__ import annotations

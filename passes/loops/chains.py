@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First-order recurrences in a loop that was unrolled by its capture: ``h = a[t]*h + b[t]``, step after step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of the steps of a loop that are computed alike, as one value with an axis for the step."""
 
 from __future__ import annotations

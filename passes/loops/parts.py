@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the results of a loop's steps meet: stacked, concatenated, or each written to its place in a new array."""
 
 from __future__ import annotations

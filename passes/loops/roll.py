@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recurrences that a loop over time computes step by step, as one op: compile time does not grow with the steps.
 
 ``h = a[t]*h + b[t]`` is a ``recurrence`` of ``a`` and ``b``, made of the steps' values as one. What follows at each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How GPUs do the blocks of each kind of kernel; maps are done as by default."""
 
 from __future__ import annotations

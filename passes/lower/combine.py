@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmaxes over parts of the keys, and the kernel that combines them.
 
 Each part leaves its maximum m, its sum s of exp(x - m) and its weighted sum o of values; the whole has m' = max m, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lowering a group starts from: its buffers, its inliner and the positions of its outputs."""
 
 from __future__ import annotations

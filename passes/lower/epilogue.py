@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of a group, computed from those of its anchors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a block computes beyond the limits of its iterators."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which blocks of keys a mask leaves anything in, from the mask's index expression by interval analysis.
 
 A score is *masked* where it is -inf, or a constant so low that its exponential is exactly 0 beside any other

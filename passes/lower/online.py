@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The softmax online, a block of keys at a time, with queries on a CPU's vector lanes.
 
 The algebra is that of Milakov and Gimelshein, *Online normalizer calculation for softmax* (2018).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows one behind the other: a row's results are stored while the next row is computed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other ways to compute a group than one kernel: a library's call and a kernel for the rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a graph of kernels to a program: slots for its values, a kernel for each group, the steps in order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that differ in nothing but names are compiled once: the layers of a model have the same kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in stages: while a row is stored, the rows behind it are reduced, each one reduction less far."""
 
 from __future__ import annotations

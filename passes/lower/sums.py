@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long sums of products in two levels, so that rounding errors do not grow with the length of one chain.
 
 A chain of ``n`` additions has an error that grows as the square root of ``n``; sums of blocks, added up, have the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all rows of a task read in 16 bits, widened once: the weight and the bias of a layer norm."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one block of a GPU is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least time that a kernel can take on a target, and what sets it."""
 
 from __future__ import annotations

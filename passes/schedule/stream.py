@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long kernels of elementwise code and reductions take on a GPU, by their bytes and their instructions."""
 
 from __future__ import annotations

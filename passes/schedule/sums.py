@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many products of a long sum are added up before they join the accumulator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention on Hopper: one warpgroup fetches queries, keys and values; the others multiply, 64 queries each.
 //
 // A block of keys costs two matmuls, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting: mbarriers in shared memory, named barriers of a block, barriers of a cluster, and proxy fences.
 #pragma once
 #include "base.cuh"

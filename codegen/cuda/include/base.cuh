@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Integers, positions within a block, and 16-bit floats. Compiles under NVRTC, with no other header.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies from device memory into shared memory that run beside the arithmetic (cp.async, sm_80 and later).
 //
 // A thread's copies are in the order of its `copies_end_step`s; after `wait_for_all_steps_but<n>` and a barrier of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Accumulators of wgmma in registers: their positions, and their way into shared memory.
 #pragma once
 #include "base.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matmul on Hopper: one warpgroup fetches, two multiply; persistent blocks take tiles until none is left.
 //
 // A kernel's own part is a struct `Plan`:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matmuls of a warp (sm_80 and later): acc[16, 8] += a[16, K] b[K, 8], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands lie in shared memory in rows of 64 bytes, or of a multiple of 128, in units of 16 bytes. A row's units are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention by mma.sync (sm_80 and later): a block's warps do 32 queries each, or 16.
 //
 // A block of keys costs two matmuls, S = Q K^T and O += P V, with the softmax between them (Dao, FlashAttention-2, 2023).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matmul by mma.sync (sm_80 and later): steps along K are copied into shared memory
 // several ahead, warps read fragments of the next 32 bytes of K under the MMAs of the last.
 //

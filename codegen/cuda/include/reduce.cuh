@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions over the threads of a block. Every thread of a group gets the result.
 #pragma once
 #include "scalar.cuh"

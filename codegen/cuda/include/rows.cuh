@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of an operand on their way into shared memory, as `mma.cuh` reads them there: a block's threads share out the
 // units of 16 bytes, and what lies beyond the operand becomes zeros.
 #pragma once

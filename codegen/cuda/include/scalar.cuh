@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalar functions of generated kernels, and vectors of neighbouring elements. No header of CUDA's is needed.
 //
 // Functions that CUDA has under the same name with the same meaning (exp, erf, fmod, ...) are not here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every attention has: an order of blocks, reductions along the rows of accumulators, weights of scores.
 #pragma once
 #include "base.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matmul of few tiles on Hopper: the blocks of a cluster multiply parts of K of one tile, and each then adds up and
 // finishes a share of its columns.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A matmul by fused multiply-adds, for any GPU and for f32 and f64: tiles in shared memory, several steps
 // fetched ahead, a block of accumulators in every thread's registers.
 //

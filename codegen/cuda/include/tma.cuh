@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Global to shared memory and back, a box of a tensor at a time (the Tensor Memory Accelerator).
 //
 // A tensor map says shape, strides, box and swizzle. Coordinates are in elements, the fastest axis first. What lies

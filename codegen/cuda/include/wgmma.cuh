@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matmuls of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands in shared memory are described by a 64-bit word and lie as TMA boxes with a 128-byte swizzle. A box whose

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows wider than a block: the blocks of a cluster hold parts of them in shared memory, and reduce together.
 #pragma once
 #include "barrier.cuh"

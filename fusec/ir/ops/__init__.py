@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op table: every operation that a graph may hold, one record each.
 
 To add an op, add its record to the table of its subject, an attribute record to :mod:`fusec.ir.attributes`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Composites: what libraries offer as one function, opened into primitives by canonicalisation.
 
 Half types compute in f32 and round once, as PyTorch does.

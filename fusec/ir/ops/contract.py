@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contractions: dot, and the composites that become one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops without operands, library calls and fused groups."""
 
 from __future__ import annotations

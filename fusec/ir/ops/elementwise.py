@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Elementwise ops: operands broadcast NumPy-style and have one dtype."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions, searches for an extreme and running sums along axes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shape arithmetic of the type rules; a dimension is an integer or an index expression."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views, which are index maps, and ops that move elements without arithmetic."""
 
 from __future__ import annotations

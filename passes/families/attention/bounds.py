@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a mask made of data leaves (documents, lengths, padding): bounds that a kernel finds as it runs.
 
 What such a mask empties only the data know. Each block of queries looks at all keys once and visits those from the

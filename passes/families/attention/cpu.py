@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention as one online loop: scores, softmax and the second dot, a block of keys at a time.
 
 Queries lie on vector lanes: the scores' tile is [keys, queries] and the accumulator [value size, queries], so the

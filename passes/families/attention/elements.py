@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention as one loop over keys: its parts, as fusion found them, and one element of each."""
 
 from __future__ import annotations

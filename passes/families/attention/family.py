@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention: two dots and the softmax between them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code that finds the keys that a mask made of data leaves to a block of queries."""
 
 from __future__ import annotations

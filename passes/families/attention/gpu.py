@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention on a GPU: a block of queries against blocks of keys, the softmax online.
 
 Scores are [queries, keys]; exponentials are powers of two, with log2(e) folded into the scores' scale

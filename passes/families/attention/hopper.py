@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for Hopper's tensor cores: the same kernel as elsewhere, in blocks that its own emitter can arrange."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain attention by the library: where a score is the dot times a constant, full or causal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention whose operands are bf16, multiplied in the CPU's units for it: AMX tiles, or AVX512-BF16.
 
 As in :mod:`fusec.passes.families.attention.cpu` queries lie on lanes: scores are [keys, queries], results [value size,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention, derived: dot → maps → softmax over the row → dot.
 
 The match is on structure alone. What happens to the scores between the first dot and the softmax (scale,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for warps' tensor core instructions: the kernel as elsewhere, in blocks that its own emitter arranges."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which queries share a block: those of one head, or few queries of all the heads that read the same keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul whose right operand is read where it lies, its elements along K side by side.
 
 So ``torch.nn.Linear`` keeps a weight. Nothing is packed, and it does not matter who writes the weight, or when.

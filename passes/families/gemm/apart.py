@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul whose operands are computed by kernels of their own, not in its prologue."""
 
 from __future__ import annotations

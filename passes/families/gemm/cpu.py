@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul with what was fused into its loads and stores."""
 
 from __future__ import annotations

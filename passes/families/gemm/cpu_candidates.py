@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of a group of matmuls: how its right operands are read, and in which unit it multiplies."""
 
 from __future__ import annotations

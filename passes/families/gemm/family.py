@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls, with what comes before and after them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matrix times a few vectors on a GPU: threads multiply what they read of the matrix, and add up."""
 
 from __future__ import annotations

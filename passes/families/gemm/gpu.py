@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul on a GPU: a block of the result accumulated in registers, with prologue and epilogue."""
 
 from __future__ import annotations

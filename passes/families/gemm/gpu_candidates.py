@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of a group of matmuls on a GPU, in all languages, best predicted first; and which lowering takes each."""
 
 from __future__ import annotations

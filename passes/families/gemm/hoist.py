@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a matmul's operand that stay the same along K (a scale of each row): computed once, before the loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul for Hopper's tensor cores: operands come by TMA alone, straight from memory."""
 
 from __future__ import annotations

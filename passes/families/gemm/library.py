@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls by the library: a group's dots as calls, with the bias and activation that the library's kernels can add."""
 
 from __future__ import annotations

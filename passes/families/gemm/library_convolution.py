@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution by the library: its windows are read where they are, its result has its channels last."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one matmul kernel has: dots of one left operand, what follows them, and what makes their operands."""
 
 from __future__ import annotations

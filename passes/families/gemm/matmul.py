@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every kernel of matmuls on a GPU starts from: the matmuls' points, operands and stores."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls of bf16 and i8 in the CPU's units for them: operands keep their low precision, their sums are wide.
 
 A multiplication takes groups of 32 bits along K, so the right operand lies as ``[panel][K / group][column][group]``,

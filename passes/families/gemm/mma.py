@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul for warps' tensor core instructions (sm_80 and later): operands come as they lie, or computed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes a matmul's operand on a GPU, computed in the prologue of the matmul where that pays."""
 
 from __future__ import annotations

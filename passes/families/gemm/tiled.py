@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matmul in SIMT arithmetic on a GPU, for any element type: operands may be computed in the prologue."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls in tiles, for templates: what SIMT kernels and tensor cores have in common."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matmuls over windows of images on a GPU: what TMA's im2col mode fetches, and operands put in its order first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped products: rows in groups, each multiplied with its own matrix."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped products on a GPU: tiles of rows that end with their group, in one persistent kernel.
 
 The groups' ends are on the device, or known: each CTA counts the tiles of every group, then finds the group and the

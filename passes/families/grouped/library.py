@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped products by the library: a matmul for each group."""
 
 from __future__ import annotations

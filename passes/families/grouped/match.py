@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one grouped product's kernel has: products of the same rows and groups, and what follows them."""
 
 from __future__ import annotations

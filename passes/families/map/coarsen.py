@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thread coarsening: a lane computes several neighbouring results of a map, which share what they read.
 
 Windows of results side by side overlap: of a 7×7 window the next one along a row reads 7 positions more, not 49.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A map kernel: every output element on its own, over the outputs' shared index space."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps: elementwise code over one index space."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A map kernel on a GPU: each block computes a run of neighbouring output elements, or a tile of a transposition."""
 
 from __future__ import annotations

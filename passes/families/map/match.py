@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one map kernel has: all that no other family took, over one index space."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row kernel on a GPU that adds up columns on the way.
 
 Each CTA takes one part of the rows, tile after tile: it reads a tile once, reduces and maps its rows, and adds it to

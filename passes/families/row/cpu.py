@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row kernel: reductions over the same rows, and the maps around them, while the row is in cache."""
 
 from __future__ import annotations

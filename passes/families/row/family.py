@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows: reductions over the same rows, and the maps around them."""
 
 from __future__ import annotations

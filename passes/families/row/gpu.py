@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row kernel on a GPU: a block holds whole rows in registers, reduces them and maps them."""
 
 from __future__ import annotations

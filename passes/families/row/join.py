@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What joins a row kernel on a GPU beside its own reductions: sums over columns, and what adds up their parts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one row kernel has: reductions over the same rows, and the maps around them."""
 
 from __future__ import annotations

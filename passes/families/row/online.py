@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions that need another one's result, and can still be made in the same pass over a row.
 
 A row that no block holds is read chunk after chunk. ``sum(exp(x - max(x)))`` and ``sum((x - mean(x))²)`` would take a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What row kernels on a GPU share: the rows of a group, taken flat, and where its values lie over them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row kernel on a GPU for rows that no block holds: they are read chunk after chunk, once for each step in need.
 
 Reductions that need no other's result share the first pass over a row, and so do those that can be put right

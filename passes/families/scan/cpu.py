@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scan kernel on a CPU: rows chunk by chunk, each of which is in L1 from its scan to its last store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scans: running sums, products, extremes and log-sum-exps along an axis, and the maps around them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scan kernel on a GPU: a block holds rows, or a chunk of them at a time, in registers."""
 
 from __future__ import annotations

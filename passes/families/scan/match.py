@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one scan kernel has: scans along the same axis, and the maps before, between and after them."""
 
 from __future__ import annotations

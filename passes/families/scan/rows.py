@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of a scan kernel, taken chunk by chunk: what CPUs and GPUs share.
 
 A row is the scanned axis. Chunks follow each other in the scan's direction, and hand on a carry. Where rows are few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scatter kernel on a CPU: each task has some rows of the result, and adds to them what goes there."""
 
 from __future__ import annotations

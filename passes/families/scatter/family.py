@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scatters: sums into rows that an index names, with the gathers and maps that make what is added."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ops one scatter kernel has: a sum into rows that an index names, and the maps that make what is added."""
 
 from __future__ import annotations

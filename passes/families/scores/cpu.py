@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A score space on a CPU: rows on vector lanes, a block of columns at a time.
 
 Score tiles are [columns, rows] and accumulators [elements of a result's row, rows], as attention has them, so all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distances of rows and columns as floats: a block has few rows and columns, and many points."""
 
 from __future__ import annotations

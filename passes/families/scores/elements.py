@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A score space as loops over its rows and columns: its parts, as fusion found them, and one element of each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Score spaces: dots that make values on a space that is never stored, and dots that consume them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A score space on a GPU: a block of rows against blocks of columns, values on the space in registers.
 
 Score tiles are [rows, columns], whichever operands of the dots these are; the backward of attention for its keys and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Score spaces: dots → maps → dots, where what lies between is large beside what it is made of.
 
 The match is on structure alone: dots that make values at the points of a space, pointwise ops on them, and dots that

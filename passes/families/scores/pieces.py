@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A score space in pieces: a kernel for each product, its values in memory between."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exponentials as powers of two, whose factor joins the scores' own: what a kernel computes where the result is rounded
 to a half type, and a power may be off by some units in the last place of f32."""
 

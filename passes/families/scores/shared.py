@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several consumers' values have in common, to be computed once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stores of a score space's results, each with what is computed of it at the same points."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the values that a consumer reads are 0 whatever the scores: what a mask of indices, or of data, leaves out.
 
 A condition is one of them where the value is 0 as soon as the choice that it makes is made the other way. That is found

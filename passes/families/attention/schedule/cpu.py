@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of attention on a CPU: queries on vector lanes, keys in blocks."""
 
 from __future__ import annotations

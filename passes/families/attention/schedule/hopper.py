@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of attention on Hopper's tensor cores, the usual best first."""
 
 from __future__ import annotations

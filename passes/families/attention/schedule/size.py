@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an attention on a GPU has to do, and how long that takes.
 
 A point is a query and a key that no mask hides. It takes the tensor cores ``2 * (depth + values)`` operations, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls on a CPU whose right operand is read where it lies, along K."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls on a CPU: tiles for the caches, register tiles for the vector unit."""
 
 from __future__ import annotations

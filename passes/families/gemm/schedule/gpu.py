@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Candidates for matmuls on a GPU, in the order of a cost model.
 
 The model's constants were fitted to some 600 measured candidates of 22 shapes on one H200; its first choice was within

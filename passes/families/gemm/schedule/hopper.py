@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls on Hopper's tensor cores, best predicted first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls of low-precision types on a CPU: bf16 into f32, i8 into i32."""
 
 from __future__ import annotations

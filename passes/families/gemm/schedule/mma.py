@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls by mma.sync (sm_80 and later), best predicted first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of matmuls in SIMT arithmetic: tiles in shared memory, accumulators in the threads' registers."""
 
 from __future__ import annotations

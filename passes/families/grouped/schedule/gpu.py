@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of grouped products on a GPU: those of a matmul of as many rows as the groups' tiles have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of row kernels on GPUs that add up columns on the way: persistent CTAs, each over a run of rows."""
 
 from __future__ import annotations

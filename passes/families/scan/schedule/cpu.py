@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of scan kernels on a CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of score spaces on a CPU: rows on vector lanes, columns in blocks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of score spaces on GPUs, best predicted first."""
 
 from __future__ import annotations

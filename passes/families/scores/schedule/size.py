@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a score space on a GPU has to do, and how long that takes.
 
 A point takes the tensor cores two operations for each element of the products' and the results' rows, and the rest of
