@@ -136,6 +136,8 @@ def _every_plan(dispatcher: Dispatcher, *, detail: bool) -> str:
             texts.append(tell_program(plan.executable.program, plan.capture.notes, detail=detail))
         if plan.gradient is not None:
             texts.append(plan.gradient.report())
+        ways = plan.branches.ways.values() if plan.branches is not None else ()
+        texts += [tell_program(along.executable.program, along.capture.notes, detail=detail) for along in ways]
     return "\n".join(texts) + _eager_lines(dispatcher)
 
 

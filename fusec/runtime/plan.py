@@ -91,4 +91,5 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        return self.executable is not None or self.gradient is not None or self.branches is not None
+        branches = self.branches is not None and not self.branches.reason
+        return self.executable is not None or self.gradient is not None or branches

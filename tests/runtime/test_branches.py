@@ -258,3 +258,20 @@ def test_explain_tells_of_the_ways() -> None:
     assert "relu" in text
     assert "are not told" not in text
     assert "errors of a function that branches on values are not told" in fusec.explain(function, LOW, errors=True)
+
+
+def test_explain_tells_of_all_ways_where_no_call_is_asked_for() -> None:
+    function = fusec.jit(two_ways)
+    for x in (HIGH, HIGH, LOW, LOW):
+        function(x)
+    text = fusec.explain(function)
+    assert text.startswith("two_ways: compiled for 1 signature, 2 calls ran as written")
+    assert "relu" in text
+    assert "tanh" in text
+
+
+def test_explain_does_not_call_compiled_what_runs_as_written() -> None:
+    function = fusec.jit(warn=False)(lambda x: x.mul_(2) if x.sum() > 0 else x)
+    for _ in range(3):
+        function(HIGH.clone())
+    assert "not compiled, 3 calls ran as written" in fusec.explain(function)
