@@ -77,11 +77,15 @@ EXPERTS = """graph @e(%x: bf16[19, 50], %w: bf16[3, 50, 100], %v: bf16[3, 50, 10
 }"""
 """Columns of two axes, which are not one in memory."""
 
-BOTH_OUTER = """graph @o(%x: f32[2, 3, 20, 100], %w: f32[2, 4, 20, 110], %s: f32[4, 110]) {
-  %y = dot(%x, %w) {contract=[2]x[2], batch=[0]x[0]} : f32[2, 3, 100, 4, 110]
-  %z = mul(%y, %s) : f32[2, 3, 100, 4, 110]
-  return %z
-}"""
+
+def both_outer(rows: int, columns: int) -> str:
+    """Rows and columns of two axes each, which are not one in memory."""
+    return f"""graph @o(%x: f32[2, 3, 20, {rows}], %w: f32[2, 4, 20, {columns}], %s: f32[4, {columns}]) {{
+      %y = dot(%x, %w) {{contract=[2]x[2], batch=[0]x[0]}} : f32[2, 3, {rows}, 4, {columns}]
+      %z = mul(%y, %s) : f32[2, 3, {rows}, 4, {columns}]
+      return %z
+    }}"""
+
 
 STRIDED = """graph @s(%x: f32[19, 50] strides=[120, 2], %w: f32[50, 45] strides=[1, 61]) {
   %y = matmul(%x, %w) : f32[19, 45]
@@ -102,10 +106,10 @@ EVERY = [
 
 
 @pytest.mark.parametrize("schedule", EVERY, ids=str)
-@pytest.mark.parametrize(
-    "text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED, EXPERTS, BOTH_OUTER]
-)
+@pytest.mark.parametrize("text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED, EXPERTS, ""])
 def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
+    if not text:  # the interpreter takes each line of a matvec by itself
+        text = both_outer(9, 11) if isinstance(schedule, GpuGemvSchedule) else both_outer(100, 110)
     made = run(text, schedule)
     assert made.kernels == (["gemm", "gemm"] if schedule.split > 1 else ["gemm"])
 
