@@ -77,7 +77,7 @@ def _measured(
 ) -> dict[str, float]:
     """Rates by name, and how many of each kernel's repetitions and of regions there are in a second."""
     found = _matmul_rates(module, memory, matmuls, threads)
-    seconds = _per_repeat(module.function("exponentials"), memory.pair(threads * VECTOR_ELEMENTS * 4)[:1])
+    seconds = per_repeat(module.function("exponentials"), memory.pair(threads * VECTOR_ELEMENTS * 4)[:1])
     found["vector"] = EXP_INSTRUCTIONS * VECTOR_ELEMENTS / target.lanes(32) / seconds
     found["l2"] = _stream_rate(module, memory, "read", threads, threads * target.l2 // 2) / threads
     for footprint in reversed(_footprints(target, threads)):
@@ -93,7 +93,7 @@ def _matmul_rates(module: Any, memory: _Memory, matmuls: Sequence[Probe], thread
     """Repetitions a second. All threads work: the clock may be lower than with one."""
     largest = max(p.nbytes for p in matmuls)
     first, second = memory.pair(threads * max(largest, _LARGEST_TILE))
-    return {p.kernel.name: 1 / _per_repeat(module.function(p.kernel.name), [first, second]) for p in matmuls}
+    return {p.kernel.name: 1 / per_repeat(module.function(p.kernel.name), [first, second]) for p in matmuls}
 
 
 def _typical(rounds: Sequence[Mapping[str, float]], matmuls: Sequence[Probe], usual: Rates) -> Rates:
@@ -143,19 +143,21 @@ def _ones(nbytes: int) -> list[np.ndarray[Any, Any]]:
     return arrays
 
 
-def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
+def per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
     """Seconds of one repetition of the kernel's work: of some runs, the one in the middle."""
 
     def timed(count: int) -> float:
         return _timed(function, addresses, *sizes, count)
 
-    count = 1
-    while (seconds := timed(count)) < SECONDS / 4 and count < 1 << 24:
+    count, again = 1, 0.0
+    while count < 1 << 24:
+        seconds = min(timed(count), timed(count))
+        if seconds >= SECONDS / 4 and (again := timed(4 * count)) >= 2 * seconds:  # not the wait of a loaded machine
+            break
         count *= 4
-    again = timed(count)
-    if min(seconds, again) >= SECONDS:
-        return median([seconds, again, timed(count)]) / count
-    count = max(1, int(count * SECONDS / min(seconds, again)))
+    if seconds >= SECONDS:
+        return median([seconds, again / 4, timed(count)]) / count
+    count = max(1, int(count * SECONDS / seconds))
     return median(timed(count) for _ in range(REPEATS)) / count
 
 
@@ -171,7 +173,7 @@ def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprin
     share = footprint // (4 * arrays * threads)
     addresses = memory.pair(threads * share * 4)
     used = addresses[1:] if what in FILLS else addresses
-    seconds = _per_repeat(module.function(f"{what}{threads}"), used, share)
+    seconds = per_repeat(module.function(f"{what}{threads}"), used, share)
     return threads * share * 4 * arrays / seconds
 
 

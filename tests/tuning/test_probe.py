@@ -1,0 +1,33 @@
+"""How long one repetition of a kernel's work takes, on a machine that does other work as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+
+from fusec.tuning import probe
+
+
+class Clock:
+    """Time that a kernel's runs let pass, and what comes between them."""
+
+    def __init__(self, each: float, waits: Iterator[float]) -> None:
+        self.now, self.each, self.waits = 0.0, each, waits
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def run(self, *arguments: Any) -> None:
+        self.now += arguments[-1] * self.each + next(self.waits)
+
+
+@pytest.mark.parametrize("each", [3e-9, 2e-6, 4e-4, 0.1])
+@pytest.mark.parametrize("waits", [(), (0.01, 0.01), (0.01, 0.01, 0.01), (0.0, 0.02, 0.01, 0.01, 0.0, 0.01)], ids=len)
+def test_a_wait_is_not_taken_for_the_work(each: float, waits: tuple[float, ...], monkeypatch: Any) -> None:
+    """Of a kernel of nanoseconds, a wait of 10 ms made one a million times as slow."""
+    clock = Clock(each, chain(waits, repeat(0.0)))
+    monkeypatch.setattr(probe.time, "perf_counter", clock.perf_counter)
+    assert probe.per_repeat(clock.run, []) == pytest.approx(each, rel=0.2)
