@@ -136,8 +136,8 @@ class _Plot:
             lines.append(_text(_LEFT - 6, y + 4, amount(value), "end"))
         lines.append(_text(_WIDTH / 2, _HEIGHT - 12, "operations a byte of memory traffic (FLOP/B)", "middle"))
         middle = _HEIGHT / 2 - 15
-        turned = f'transform="rotate(-90 14 {middle:g})" text-anchor="middle"'
-        lines.append(f'<text x="14" y="{middle:g}" {turned}>operations a second (FLOP/s)</text>')
+        rotation = f'transform="rotate(-90 14 {middle:g})" text-anchor="middle"'
+        lines.append(f'<text x="14" y="{middle:g}" {rotation}>operations a second (FLOP/s)</text>')
         return lines
 
 

@@ -75,7 +75,8 @@ class Branches:
             return self.written(self, args, kwargs)
         self._calls += 1
         if self._calls > FEW and self._in_vain > MOST_IN_VAIN * self._calls:
-            return self._give_up("it branches on values, and calls take turns between the ways", args, kwargs)
+            self.reason = "it branches on values, and calls take turns between the ways"
+            return self.written(self, args, kwargs)
         for way, along in tuple(self.ways.items()):
             result = along.entry(args, kwargs)
             if result is not MISS:
@@ -122,10 +123,6 @@ class Branches:
         ways = self.ways
         if next(iter(ways.items()), None) != (way, along):
             self.ways = {way: along} | {other: ways[other] for other in ways if other != way}
-
-    def _give_up(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.reason = reason
-        return self.written(self, args, kwargs)
 
 
 def in_vain(*_: object) -> Any:

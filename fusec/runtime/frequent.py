@@ -57,7 +57,7 @@ class Frequent:
     def stays(self, layouts: Sequence[Layout]) -> bool:
         """Leaves such calls to the program for ranges, if they are its own, because none can be made for them alone."""
         extents = self._extents(layouts)
-        if extents is None or not self.wants_own(layouts):
+        if extents is None or self._counts.get(extents) != OFTEN:
             return False
         self._counts[extents] = _STAYS
         return True

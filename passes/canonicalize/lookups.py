@@ -71,9 +71,9 @@ def _viewed(r: Rewriter, whole: Value, first: int, last: int, places: Sequence[i
     unused = [k for k in range(first, last) if k - first not in taken]
     kept = r.reshape(whole, [n for k, n in enumerate(shape) if k not in unused], hint="kept")
     numbers = [k for k in range(len(shape)) if k not in unused]
-    turned = r.permute(kept, [numbers.index(k) for k in order], hint="turned")
+    transposed = r.permute(kept, [numbers.index(k) for k in order], hint="transposed")
     ones: list[Dim] = [1 if k is None else shape[first + k] for k in places]
-    spread = r.reshape(turned, [*shape[:first], *ones, *shape[last:]], hint="spread")
+    spread = r.reshape(transposed, [*shape[:first], *ones, *shape[last:]], hint="spread")
     return r.broadcast(spread, r.op.result.type.shape, hint="all")
 
 
