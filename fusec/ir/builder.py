@@ -105,3 +105,12 @@ class Builder:
         return Graph(
             self.name, tuple(self._inputs), tuple(outputs), tuple(self._ops), tuple(self._ports), tuple(output_ports)
         )
+
+
+def unused_name(base: str, taken: set[str]) -> str:
+    """``base``, or with a number where another value has it; it is taken from then on."""
+    name, number = base, 1
+    while name in taken:
+        name, number = f"{base}_{number}", number + 1
+    taken.add(name)
+    return name

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes
+from fusec.ir.builder import unused_name
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.passes.precision import is_unrounded
@@ -26,7 +27,7 @@ def with_roundings(ops: Sequence[Op], shared: Iterable[Value]) -> list[Op]:
     rounded: dict[Value, Value] = {}
     for value in shared:
         if is_unrounded(producers.get, value) and any(value in op.operands for op in ops):
-            rounded[value] = Value(value.type, _fresh(f"{value.name}_stored", names))
+            rounded[value] = Value(value.type, unused_name(f"{value.name}_stored", names))
     made: list[Op] = []
     for op in ops:
         made.append(replace(op, operands=tuple(rounded.get(v, v) for v in op.operands)) if rounded else op)
@@ -35,12 +36,3 @@ def with_roundings(ops: Sequence[Op], shared: Iterable[Value]) -> list[Op]:
                 attributes = CastAttributes(result.type.dtype)
                 made.append(Op(OPS["cast"], (result,), attributes, (rounded[result],), op.location))
     return made
-
-
-def _fresh(base: str, names: set[str]) -> str:
-    """A name that no other value has, which is then taken."""
-    name, number = base, 1
-    while name in names:
-        name, number = f"{base}_{number}", number + 1
-    names.add(name)
-    return name

@@ -18,6 +18,7 @@ from fusec.ir.attributes import (
     ShapeAttributes,
     SliceAttributes,
 )
+from fusec.ir.builder import unused_name
 from fusec.ir.graph import Graph
 from fusec.ir.index import product
 from fusec.ir.nodes import Op, Value
@@ -105,11 +106,7 @@ class Lifter:
         """Appends an op and returns its only result, named after ``like``."""
         definition = OPS[name]
         (made,) = definition.infer(tuple(v.type for v in operands), attributes)
-        base, count = f"{like.name.removesuffix('_steps')}_steps", 0
-        while (unique := base if count == 0 else f"{base}_{count}") in self._names:
-            count += 1
-        self._names.add(unique)
-        result = Value(made, unique)
+        result = Value(made, unused_name(f"{like.name.removesuffix('_steps')}_steps", self._names))
         self.ops.append(Op(definition, operands, attributes, (result,), location))
         return result
 
