@@ -40,23 +40,6 @@ def test_the_probe_finds_plausible_rates(quick: Path) -> None:
     assert 1e-8 <= rates.far_start < 1
 
 
-def test_one_interruption_is_not_taken_for_the_time_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of 10 µs a repetition, the first of which waits 8 ms for another program: it says nothing of the others."""
-    waits = iter([8e-3])
-    monkeypatch.setattr(probe, "_timed", lambda function, addresses, count: next(waits, 0.0) + 1e-5 * count)
-    assert probe._per_repeat(print, []) == pytest.approx(1e-5)
-
-
-def test_the_run_in_the_middle_counts_and_rounds_but_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds = iter([1.0, 1.0, 1.0, 2.0, 5.0])
-    monkeypatch.setattr(probe, "_timed", lambda function, addresses, count: next(speeds) * 1e-5 * count)
-    monkeypatch.setattr(probe, "SECONDS", 3e-5)
-    assert probe._per_repeat(print, []) == pytest.approx(2e-5)
-    rounds = [dict.fromkeys(("vector", "l2", "regions", "far starts"), n) for n in (0.01, 1.0, 4.0)]
-    found = probe._typical(rounds, (), usual_rates(host_cpu(), 2))
-    assert (found.vector, found.l2, 1 / found.region, 1 / found.far_start) == pytest.approx((1.6, 1.6, 1.6, 1.6))
-
-
 def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = host_cpu()
     assert machines.known_rates(target) is None

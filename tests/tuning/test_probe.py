@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fusec.target.cpu import host_cpu
+from fusec.target.rates import usual_rates
 from fusec.tuning import probe
 
 
@@ -31,3 +33,17 @@ def test_a_wait_is_not_taken_for_the_work(each: float, waits: tuple[float, ...],
     clock = Clock(each, chain(waits, repeat(0.0)))
     monkeypatch.setattr(probe.time, "perf_counter", clock.perf_counter)
     assert probe.per_repeat(clock.run, []) == pytest.approx(each, rel=0.2)
+
+
+def test_the_run_in_the_middle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([1.0, 1.0, 1.0, 2.0, 5.0, 2.0])
+    monkeypatch.setattr(probe, "_timed", lambda function, addresses, count: next(speeds) * 1e-5 * count)
+    monkeypatch.setattr(probe, "SECONDS", 3e-5)
+    monkeypatch.setattr(probe, "REPEATS", 3)
+    assert probe.per_repeat(print, []) == pytest.approx(2e-5)
+
+
+def test_rates_are_of_the_rounds_but_the_slowest() -> None:
+    rounds = [dict.fromkeys(("vector", "l2", "regions", "far starts"), n) for n in (0.01, 1.0, 4.0)]
+    found = probe._typical(rounds, (), usual_rates(host_cpu(), 2))
+    assert (found.vector, found.l2, 1 / found.region, 1 / found.far_start) == pytest.approx((1.6, 1.6, 1.6, 1.6))
