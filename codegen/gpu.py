@@ -15,6 +15,7 @@ from fusec.codegen.cuda.source import KernelSource, ModuleSource
 from fusec.codegen.launches import Launched
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError, LoweringError
+from fusec.packages import needing_compiler
 from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
@@ -87,13 +88,15 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     in_triton = [_for_any_address(k) if k.unaligned else k for k in kernels if k.name not in said]
     aligned: list[Kernel] = []
     if said:
-        from fusec.codegen.cuda.build import arch_of, compile_sources
+        with needing_compiler("compiling kernels"):
+            from fusec.codegen.cuda.build import arch_of, compile_sources
 
         module = compile_sources(ModuleSource(tuple(said.values()), arch_of(target)), target)
         parts.append(module)
         aligned = [k for k in kernels if k.name in said and not module.takes_any_address(k.name)]
     if in_triton or aligned:
-        from fusec.codegen.triton.build import compile_kernels as compile_triton
+        with needing_compiler("compiling kernels"):
+            from fusec.codegen.triton.build import compile_kernels as compile_triton
 
         plain = [_for_any_address(k) for k in aligned]
         parts.append(compile_triton(in_triton, target, unaligned=plain))
@@ -105,7 +108,8 @@ def _said_in_cuda(kernels: Sequence[Kernel], target: GpuTarget) -> dict[str, Ker
     said: dict[str, KernelSource] = {}
     for kernel in kernels:
         if kernel.language == "cuda":
-            from fusec.codegen.cuda.emit import emit_kernel
+            with needing_compiler("compiling kernels"):
+                from fusec.codegen.cuda.emit import emit_kernel
 
             try:
                 said[kernel.name] = emit_kernel(kernel, target)
@@ -141,9 +145,11 @@ def _part(data: bytes) -> Part:
 def kernel_source(kernel: Kernel, target: GpuTarget) -> tuple[str, str]:
     """The ending of a file with the kernel's source in its language, and the source."""
     if kernel.language == "cuda":
-        from fusec.codegen.cuda.emit import emit_kernel as emit_cuda
+        with needing_compiler("a kernel's source"):
+            from fusec.codegen.cuda.emit import emit_kernel as emit_cuda
 
         return "cu", emit_cuda(kernel, target).text
-    from fusec.codegen.triton.emit import emit_kernel as emit_triton
+    with needing_compiler("a kernel's source"):
+        from fusec.codegen.triton.emit import emit_kernel as emit_triton
 
     return "triton.py", emit_triton(kernel, descriptors=target.has_tma).text

@@ -15,8 +15,6 @@ if (_checkout / "passes").is_dir() and not (_Path(__file__).parent / "passes").e
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
-    from fusec.api import Compiled as Compiled
-    from fusec.api import TensorSpec as TensorSpec
     from fusec.api import compile as compile
     from fusec.api import explain as explain
     from fusec.api import jit as jit
@@ -24,9 +22,11 @@ if TYPE_CHECKING:
     from fusec.api import parse as parse
     from fusec.api import release_memory as release_memory
     from fusec.api import trace as trace
+    from fusec.exporting import Compiled as Compiled
     from fusec.loading import load as load
     from fusec.notices import RunsAsWritten as RunsAsWritten
     from fusec.quantizing.quantize import quantize as quantize
+    from fusec.specs import TensorSpec as TensorSpec
     from fusec.tracing import profile as profile
 
 __all__ = [
@@ -45,9 +45,11 @@ __all__ = [
     "trace",
 ]
 
-_WITHOUT_COMPILER = {
+_HOMES = {
+    "Compiled": "fusec.exporting",
     "RunsAsWritten": "fusec.notices",
     "load": "fusec.loading",
+    "TensorSpec": "fusec.specs",
     "profile": "fusec.tracing",
     "quantize": "fusec.quantizing.quantize",
 }
@@ -59,10 +61,10 @@ def __getattr__(name: str) -> object:
     TargetError for what needs the compiler, where a package of it is missing: ``fusec-runtime`` brings NumPy alone.
     """
     if name in __all__:
-        from fusec.toolchain import needing_compiler
+        from fusec.packages import needing_compiler
 
         with needing_compiler(f"fusec.{name}"):
-            home = import_module(_WITHOUT_COMPILER.get(name, "fusec.api"))
+            home = import_module(_HOMES.get(name, "fusec.api"))
         value = globals()[name] = getattr(home, name)
         return value
     raise AttributeError(f"module 'fusec' has no attribute {name!r}")

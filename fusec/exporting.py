@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fusec.compiled import CompiledFunction
 from fusec.options import check_path, check_switch
-from fusec.toolchain import needing_compiler
+from fusec.packages import needing_compiler
 
 
 class Compiled(CompiledFunction):

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from fusec.errors import TargetError
+
 
 @cache
 def installed(package: str) -> str:
@@ -38,3 +40,14 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def needing_compiler(what: str) -> Iterator[None]:
+    """TargetError where an import fails because the compiler is not installed: ``fusec-runtime`` is there alone."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        lacking = "which" if package == "fusec" else f"and {package}"
+        raise TargetError(f"{what} needs the compiler, {lacking} is not installed: pip install fusec") from error

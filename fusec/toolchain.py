@@ -71,15 +71,6 @@ def importing(tool: Tool) -> Iterator[None]:
         raise TargetError(f"{tool.package} can't be imported ({error}): {_install(tool)}") from error
 
 
-@contextmanager
-def needing_compiler(what: str) -> Iterator[None]:
-    """TargetError where an import fails because the compiler is not installed: ``fusec-runtime`` is there alone."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise TargetError(f"{what} needs the compiler, and {error.name} is not installed: pip install fusec") from error
-
-
 def require_gpu_compiler(target: str, language: str) -> None:
     """TargetError where nothing here compiles kernels for a GPU. ``language``: ``triton``, ``cuda`` or ``both``."""
     reasons = list(_why_no_compiler(target, language))

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,17 @@ RUNTIME = ["numpy>=2.1"]
 RUNTIME_EXTRAS = {"half": ["ml_dtypes>=0.5"], "torch": ["torch>=2.9"], "cupy": ["cupy-cuda13x>=13.6"]}
 """Arrays of bfloat16 and float8 in NumPy; functions of PyTorch and CuPy."""
 
-COMPILER = ("passes", "cli", "page", "export")
-"""Folders of the package that only the compiler needs."""
+LOADING = (
+    "fusec",
+    "fusec.loading",
+    "fusec.notices",
+    "fusec.codegen.gpu",
+    "fusec.codegen.tvm.module",
+)
+"""The modules that a program with compiled files imports. The runtime is these and what they import."""
 
-TVM_RUNTIME = ("__init__.py", "module.py", "native.py", "chain.py", "parallel.py")
-"""Files of ``codegen/tvm`` that load kernels; the others make them."""
+RUNTIME_DATA = ("py.typed", "runtime/launch.c", "runtime/driver.h")
+"""Files of the package that the runtime reads, and that are no modules."""
 
 _SHARED = ("license", "license-files", "requires-python", "authors", "keywords", "classifiers")
 _NOT_RELEASED = ("dev", "docs", "bench", "campaigns", "notebooks")
@@ -49,11 +55,7 @@ def main(folder: Path) -> list[Path]:
 def stage_runtime(folder: Path) -> Path:
     """The sources of ``fusec-runtime``."""
     _copy(folder)
-    for name in COMPILER:
-        shutil.rmtree(folder / "fusec" / name)
-    for file in (folder / "fusec" / "codegen" / "tvm").iterdir():
-        if file.name not in TVM_RUNTIME:
-            file.unlink()
+    _keep(folder / "fusec", runtime_files(folder / "fusec"))
     summary = "Loads and runs functions that fusec compiled, with NumPy alone"
     project = {"name": "fusec-runtime", "description": summary, "dependencies": RUNTIME}
     return _write(folder, project, {"project.optional-dependencies": RUNTIME_EXTRAS})
@@ -62,11 +64,8 @@ def stage_runtime(folder: Path) -> Path:
 def stage_compiler(folder: Path) -> Path:
     """The sources of ``fusec``: the rest of the package, what it requires, and its commands."""
     _copy(folder)
-    for file in sorted((folder / "fusec").rglob("*.*")):
-        parts = file.relative_to(folder / "fusec").parts
-        is_tvm = parts[:2] == ("codegen", "tvm") and file.name not in TVM_RUNTIME
-        if file.is_file() and parts[0] not in COMPILER and not is_tvm:
-            file.unlink()
+    every = {path for path in (folder / "fusec").rglob("*") if path.is_file()}
+    _keep(folder / "fusec", every - runtime_files(folder / "fusec"))
     given = _root()["project"]
     extras = {k: v for k, v in given["optional-dependencies"].items() if k not in _NOT_RELEASED}
     needed = [f"fusec-runtime=={version()}", *(d for d in given["dependencies"] if d not in RUNTIME)]
@@ -77,6 +76,47 @@ def stage_compiler(folder: Path) -> Path:
         **{f"project.entry-points.{group}": points for group, points in given["entry-points"].items()},
     }
     return _write(folder, project, tables)
+
+
+def runtime_files(package: Path) -> set[Path]:
+    """The runtime's part of a package: what ``LOADING`` imports, however late, but where the compiler is needed."""
+    found: dict[str, Path] = {}
+    ahead = list(LOADING)
+    while ahead:
+        name = ahead.pop()
+        path = _source_of(package, name)
+        if name not in found and path is not None:
+            found[name] = path
+            ahead += [name.rpartition(".")[0], *_imports(ast.parse(path.read_text()))]
+    return {*found.values(), *(package / name for name in RUNTIME_DATA)}
+
+
+def _source_of(package: Path, name: str) -> Path | None:
+    """The file of a module; None for what is none of the package."""
+    stem = package.parent.joinpath(*name.split("."))
+    found = (path for path in (stem / "__init__.py", stem.with_suffix(".py")) if path.is_file())
+    return next(found, None) if name.partition(".")[0] == "fusec" else None
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Names that may be modules, without those imported for types alone or inside ``with needing_compiler(...)``."""
+    match node:
+        case ast.If(test=ast.Name("TYPE_CHECKING")):
+            return
+        case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name("needing_compiler")))]):
+            return
+        case ast.Import(names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=str(module), names=names):
+            yield from (module, *(f"{module}.{alias.name}" for alias in names))
+    for inner in ast.iter_child_nodes(node):
+        yield from _imports(inner)
+
+
+def _keep(package: Path, kept: set[Path]) -> None:
+    for path in package.rglob("*"):
+        if path.is_file() and path not in kept:
+            path.unlink()
 
 
 def _copy(folder: Path) -> None:
