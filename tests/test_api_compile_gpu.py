@@ -120,7 +120,7 @@ def test_a_range_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert made.specialised({"B": 2, "S": 33}) is made._ranged[3]
     assert made.specialised({"B": 1, "S": 300}) is made._ranged[1]
     for ours, theirs in zip(made._ranged, loaded._ranged, strict=True):
-        modules = [x.executable.module for x in (ours, theirs)]
+        modules: list[Any] = [x.executable.module for x in (ours, theirs)]
         for kernel in ours.executable.program.kernels:
             first, second = (m.kernel(kernel.name, True) for m in modules)
             assert [str(n) for n in first.grid] == [str(n) for n in second.grid]

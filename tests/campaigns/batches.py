@@ -116,7 +116,8 @@ def _crashes_as_written(campaign: Campaign, first: int, last: int) -> bool:
     child = os.fork()
     if child == 0:
         fusec.jit = _unchanged
-        if torch := sys.modules.get("torch"):
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
             torch.compile = _unchanged
         _try_all(campaign, first, last + 1, os.open(os.devnull, os.O_WRONLY))
     _, status = os.waitpid(child, 0)

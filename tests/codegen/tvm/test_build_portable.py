@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,8 @@ def test_a_layer(dtype):
         return torch.softmax(second(y) + x, -1), (torch.sin(x) * y).T.contiguous()
 
     compiled = fusec.compile(layer, x, target=TARGET, fallback="error", cache=False)
-    text = compiled.complete[0].executable.module.assembly()
+    module: Any = compiled.complete[0].executable.module
+    text = module.assembly()
     assert not re.search(r"[yz]mm|\tvf?m|vcvt", text)
     exact = [r.double() for r in layer(x)]
     wide = layer_in_double(first, second, x)
