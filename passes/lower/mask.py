@@ -370,23 +370,32 @@ def may_be_huge(score: ScalarExpr) -> bool:
     return False
 
 
-def without_factor(score: ScalarExpr) -> tuple[ScalarExpr, float]:
-    """``score = base * factor`` with a positive constant factor taken out of products, quotients and -inf masks."""
+_UP_TO_ONE = ("tanh", "sigmoid", "erf", "sin", "cos")
+
+
+def without_factor(score: ScalarExpr, most: float = inf) -> tuple[ScalarExpr, float]:
+    """``score = base * factor`` with a positive constant factor taken out of products, quotients and -inf masks.
+
+    most: of the factor, and of that of each part of the score. Up to 1 no part overflows that the base does not; nor
+    does one of a soft cap, whose base is at most 1.
+    """
     match score:
         case Apply("mul", (inner, Const(value, _)), _) | Apply("mul", (Const(value, _), inner), _) if _positive(value):
-            base, factor = without_factor(inner)
-            return base, factor * float(value.real)
+            base, factor = without_factor(inner, most)
+            factor *= float(value.real)
         case Apply("div", (inner, Const(value, _)), _) if _positive(value):
-            base, factor = without_factor(inner)
-            return base, factor / float(value.real)
-        case Apply("select", (condition, inner, fill), dtype) if _fill(fill) == -float("inf"):
-            base, factor = without_factor(inner)
+            base, factor = without_factor(inner, most)
+            factor /= float(value.real)
+        case Apply("select", (condition, inner, fill), dtype) if _fill(fill) == -inf:
+            base, factor = without_factor(inner, most)
             return Apply("select", (condition, base, fill), dtype), factor
-        case Apply("select", (condition, fill, inner), dtype) if _fill(fill) == -float("inf"):
-            base, factor = without_factor(inner)
+        case Apply("select", (condition, fill, inner), dtype) if _fill(fill) == -inf:
+            base, factor = without_factor(inner, most)
             return Apply("select", (condition, fill, base), dtype), factor
         case _:
             return score, 1.0
+    most = 1e30 if isinstance(base, Apply) and base.op in _UP_TO_ONE else most
+    return (base, factor) if factor <= most else (score, 1.0)
 
 
 def _positive(value: Scalar) -> bool:

@@ -192,7 +192,7 @@ class _Attention:
         dot = Dot(self.block, self.lanes, depth, raw, key, Load(q, (e.depth, self.qi)), True, s.scores)
         code += in_blocks(dot, block_for(self.queries, self.keys))
         changed = self._changed(raw)
-        base = changed if self.factor == 1.0 else without_factor(changed)[0]
+        base = changed if self.factor == 1.0 else without_factor(changed, most=1.0)[0]
         here = _reads_tiles_alone(base)
         if not here or is_stored(base):
             code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
@@ -304,9 +304,10 @@ def row_stores(
 def factor_of(match: AttentionParts, e: Elements, score: ScalarExpr) -> float:
     """A constant factor of all scores, by which a row's maximum is multiplied late.
 
-    1 where the maximum meets others: a sink, or where it is a result.
+    1 where the maximum meets others: a sink, or where it is a result. A factor above 1 is none: the scores may overflow
+    by it, and are NaN then.
     """
-    return 1.0 if e.sink is not None or gives_rows(match) else without_factor(score)[1]
+    return 1.0 if e.sink is not None or gives_rows(match) else without_factor(score, most=1.0)[1]
 
 
 def gives_rows(match: AttentionParts) -> bool:

@@ -406,7 +406,7 @@ class _LowPrecisionAttention:
         What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores instead.
         """
         changed = score_over(raw, reindex(score, self.shift), self.e.raw_score)
-        base = changed if self.factor == 1.0 else without_factor(changed)[0]
+        base = changed if self.factor == 1.0 else without_factor(changed, most=1.0)[0]
         index = (self.kj, self.qi)
         if reads_memory(base):
             keys = Iter(self.kj, self.s.keys, limit_of(self.keys, self.s.keys, self.k0) if ragged else None)

@@ -221,6 +221,16 @@ def test_a_factor_is_found_under_the_roundings_of_a_library() -> None:
     assert base == Apply("select", (Const(True, bool_), Const(-float("inf"), bf16), RAW), bf16)
 
 
+def test_a_factor_above_the_most_stays_in_the_base() -> None:
+    large = _applied("mul", RAW, Const(8.0, f32), dtype=f32)
+    assert without_factor(large, most=1.0) == (large, 1.0)
+    assert without_factor(_applied("mul", large, Const(0.5, f32), dtype=f32), most=1.0) == (large, 0.5)
+    capped = _applied("tanh", RAW, dtype=f32)
+    assert without_factor(_applied("mul", capped, Const(50.0, f32), dtype=f32), most=1.0) == (capped, 50.0)
+    small = _applied("div", RAW, Const(8.0, f32), dtype=f32)
+    assert without_factor(_applied("mul", small, Const(4.0, f32), dtype=f32), most=1.0) == (RAW, 0.5)
+
+
 def test_a_users_rounding_stands_between_a_factor_and_the_scores() -> None:
     scaled = _applied("mul", RAW, Const(0.125, f32), dtype=f32)
     rounded = _applied("cast", _applied("cast", scaled), dtype=f32)

@@ -228,7 +228,9 @@ def test_maxima_that_grow(change, step):
     joined(attention(change), [q, k, v], split=2)
 
 
-@pytest.mark.parametrize("change", ["%z = copy(%s)", "%z = mul(%s, f32(0.3))", "%z = mul(%s, f32(-0.3))"])
+@pytest.mark.parametrize(
+    "change", ["%z = copy(%s)", "%z = mul(%s, f32(0.3))", "%z = mul(%s, f32(-0.3))", "%z = mul(%s, f32(3.0))"]
+)
 @pytest.mark.parametrize("size", [1e4, 1e6, 1e15])
 def test_scores_whose_product_with_a_factor_is_far_from_exact(change, size):
     """Two keys that share a row's maximum, in two parts of the keys, weigh the same; the others nothing."""
@@ -236,3 +238,14 @@ def test_scores_whose_product_with_a_factor_is_far_from_exact(change, size):
     k[:, :, 65] = k[:, :, 3]
     q, k = q * np.float32(size), k * np.float32(size)
     joined(attention(change), [q, k, v], split=2)
+
+
+@pytest.mark.parametrize("change", ["%z = mul(%s, f32(1e25))", "%c = mul(%s, f32(1e25))\n%z = mul(%c, f32(1e-25))"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_scores_that_overflow_by_a_factor_are_nan_as_written(change, compiled):
+    q, k, v = random_inputs(parse(attention()))
+    q[0], q[1] = np.abs(q[0]) * np.float32(1e14), 0
+    k = np.abs(k)
+    (out,) = joined(attention(change), [q, k, v], split=2, compiled=compiled).outputs
+    assert np.isnan(out[0]).all()
+    assert np.isfinite(out[1]).all()
