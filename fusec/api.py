@@ -16,6 +16,7 @@ from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
 from fusec.arguments import called, capturing, devices_in, examples, is_argument, plain
 from fusec.build import Options, Tune, checked, compile_with, kernel_source, run_passes, target_of
+from fusec.calibrated import calibration_of
 from fusec.checks import check_captured_for, check_target, require_target
 from fusec.differentiating import differentiate_with
 from fusec.digest import tell_program
@@ -361,10 +362,10 @@ def compile(
         return capturing(function, fallback, device=device).capture(positional, named)
 
     ahead = Variants(function, capture, library, call, specs, options, device, freeze, graph)
-    ranges, parameters = ranges_of(specs, dims), Parameters.of(function)
+    ranges, parameters, noise = ranges_of(specs, dims), Parameters.of(function), calibration_of(function)
     if ranges:
-        return Compiled(name, library, ahead.inputs, call, {}, None, ahead.over(ranges), parameters)
-    compiled = Compiled(name, library, ahead.inputs, call, {}, ahead.at, parameters=parameters)
+        return Compiled(name, library, ahead.inputs, call, {}, None, ahead.over(ranges), parameters, noise)
+    compiled = Compiled(name, library, ahead.inputs, call, {}, ahead.at, parameters=parameters, quantization=noise)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from fusec.calibrated import QuantizationReport
 from fusec.errors import ArtifactError, SignatureError
 from fusec.frontend.capture import ArgumentSource, Library, Rebuild
 from fusec.frontend.structures import CallSpec, flatten
@@ -78,9 +79,11 @@ class CompiledFunction:
         specialise: Callable[[Mapping[str, int]], Variant] | None = None,
         ranged: Sequence[Variant] = (),
         parameters: Parameters | None = None,
+        quantization: QuantizationReport | None = None,
     ) -> None:
         self.name = name
         self.parameters = parameters
+        self.quantization = quantization
         self.library = library
         self.specs = tuple(specs)
         self.call_spec = call

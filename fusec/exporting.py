@@ -51,7 +51,9 @@ class Compiled(CompiledFunction):
             extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
             head = f"for {extents}\n" if extents else ""
             texts.append(head + tell_program(variant.executable.program, variant.notes, detail=detail))
-        return "\n".join(texts) or f"{self.name} is not called yet; each set of extents is compiled at its first call\n"
+        if not texts:
+            return f"{self.name} is not called yet; each set of extents is compiled at its first call\n"
+        return "\n".join([*texts, *([str(self.quantization)] if self.quantization is not None else [])])
 
     def write_report(self, path: str | PathLike[str], *, measure: bool = False) -> None:
         """Writes one HTML page that needs no network: the graph before and after fusion, what each pass changed, each

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fusec import tracing
+from fusec.calibrated import QuantizationReport
 from fusec.compiled import Variant
 from fusec.errors import ArtifactError, FusecError, SignatureError
 from fusec.exporting import Compiled
@@ -111,11 +112,12 @@ def _load(contents: artifact.Contents, weights: Weights | None, instead: Library
     )
     variants = [reader.variant(record, piece_folder(k), ranges) for k, record in enumerate(records)]
     name, parameters = str(manifest["name"]), Parameters.from_json(manifest.get("parameters"))
+    noise = QuantizationReport.from_json(manifest.get("quantization"))
     if ranges:
-        return Compiled(name, library, specs, call, {}, None, variants, parameters)
+        return Compiled(name, library, specs, call, {}, None, variants, parameters, noise)
     if len(variants) != 1:
         raise ArtifactError("several pieces and no ranges")
-    return Compiled(name, library, specs, call, {(): variants[0]}, parameters=parameters)
+    return Compiled(name, library, specs, call, {(): variants[0]}, parameters=parameters, quantization=noise)
 
 
 def _library(name: object) -> Library:

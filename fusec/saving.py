@@ -87,6 +87,7 @@ def save(compiled: CompiledFunction, path: str | PathLike[str], *, weights: bool
         "outputs": [_output(variants[-1].executable.program, k) for k in range(records[-1]["result"]["outputs"])],
         "call": call_to_json(compiled.call_spec),
         "parameters": None if compiled.parameters is None else compiled.parameters.to_json(),
+        "quantization": None if compiled.quantization is None else compiled.quantization.to_json(),
         "weights": {} if weights else _weights_needed(variants),
         "others": [] if weights else sorted(frozenset[str]().union(*(v.names.others for v in variants))),
         "pieces": records,

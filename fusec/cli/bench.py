@@ -113,7 +113,7 @@ def measure_all(
         ways.append(("torch.compile", lambda: _torch_compiled(function)))
     prepared: list[_Way] = []
     failed: dict[str, str] = {}
-    with bar("measuring", len(ways) + _ROUNDS) as done, _inference(library):
+    with bar("measuring", len(ways) + _ROUNDS) as done, inference(library):
         try:
             for name, make in ways:
                 try:
@@ -151,7 +151,8 @@ def _torch_compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=False)
 
 
-def _inference(library: Library) -> Any:
+def inference(library: Library) -> Any:
+    """A context without gradients."""
     if library != "torch":
         return nullcontext()
     import torch

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fusec.calibrated import QuantizationReport
 from fusec.cli.words import counted, printable
 from fusec.digest import tell_program
 from fusec.errors import ArtifactError
@@ -33,6 +34,8 @@ def describe_file(
             lines += ["", *([f"for {ranges}"] if ranges else [])]
             measured = known[number] if known else None
             lines.append(tell_program(program, [str(note) for note in piece["notes"]], None, measured, detail=detail))
+        noise = QuantizationReport.from_json(contents.manifest.get("quantization"))
+        lines += ["", str(noise)] if noise is not None else []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
     if graph:

@@ -162,6 +162,28 @@ def bench_command(
         _fail(error)
 
 
+@app.command("explain")
+def explain_command(
+    function: Annotated[str, typer.Argument(help="module:function; a function, or a module with weights")],
+    spec: Annotated[list[str], typer.Option("--spec", help="an argument, such as 'x=f32[64, 512]'")],
+    errors: Annotated[bool, typer.Option("--errors", help="hold each result against float64")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="run the kernels and time them")] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="tell each of many kernels")] = False,
+    precision: Annotated[str, typer.Option(help="of float32 matmuls: ieee, tf32, bf16 or f16")] = "ieee",
+    target: Annotated[str | None, typer.Option(help="what fusec compiles for")] = None,
+) -> None:
+    """Says which kernels a function becomes and why not fewer, and how far its results are from float64."""
+    from fusec.cli.explain import explain_named
+
+    try:
+        told = explain_named(
+            *(function, spec), target=target, precision=precision, measure=measure, errors=errors, detail=detail
+        )
+    except FusecError as error:
+        _fail(error)
+    typer.echo(fitted(told), nl=False)
+
+
 @app.command("bisect")
 def bisect_command(
     what: Annotated[str, typer.Argument(help="module:function, or the folder of a reproducer")],

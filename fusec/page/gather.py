@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusec.calibrated import QuantizationReport
 from fusec.compiled import CompiledFunction
 from fusec.errors import ArtifactError
 from fusec.location import Location
@@ -49,6 +50,7 @@ class Gathered:
     """A compiled function's name, what is said of it as a whole, and its programs.
 
     local: whether the paths of its source lines are this machine's. folder: where the source lies if they are not.
+    quantization: the noise by layer of a model that was calibrated.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Gathered:
     parts: Sequence[Part]
     local: bool
     folder: Path | None = None
+    quantization: QuantizationReport | None = None
 
     def line(self, location: Location) -> str:
         """The user's line, or nothing where its file is not here."""
@@ -94,7 +97,8 @@ def gather_file(path: Path, source: Path | None = None, times: Times | None = No
             if times is not None and times.pieces:
                 part = replace(part, measured=times.pieces[number], whole=times.wholes[number])
             parts.append(part)
-        return Gathered(str(manifest["name"]), facts, parts, False, source)
+        noise = QuantizationReport.from_json(manifest.get("quantization"))
+        return Gathered(str(manifest["name"]), facts, parts, False, source, noise)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
 
@@ -112,7 +116,7 @@ def gather_compiled(compiled: CompiledFunction, measure: bool = False) -> Gather
         parts.append(replace(_part(program, texts, variant.ranges, variant.notes), measured=seconds, whole=whole))
     specs = ", ".join(map(str, compiled.specs))
     facts = [f"{compiled.library} function of ({specs}), compiled for {parts[0].program.target}"]
-    return Gathered(compiled.name, facts, parts, True)
+    return Gathered(compiled.name, facts, parts, True, quantization=compiled.quantization)
 
 
 def _part(

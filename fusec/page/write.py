@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -17,8 +16,10 @@ from fusec.ir.parse import parse
 from fusec.location import Location
 from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.kernels import anchor, kernel_table
+from fusec.page.noise import noise_table
 from fusec.page.picture import height_of, picture
 from fusec.page.roofline import roofline
+from fusec.page.text import escaped, plain
 from fusec.report import explain_program, kernel_seconds, launched, summary
 from fusec.runtime.program import KernelReport, Launch, Pack
 
@@ -35,9 +36,11 @@ def write_page(gathered: Gathered, path: str | PathLike[str]) -> None:
 
 def page(gathered: Gathered) -> str:
     """The HTML text."""
-    title = _text(gathered.name)
-    body = [f"<h1>{title}</h1>", "<p>" + "<br>".join(map(_text, gathered.facts)) + "</p>"]
+    title = escaped(gathered.name)
+    body = [f"<h1>{title}</h1>", "<p>" + "<br>".join(map(escaped, gathered.facts)) + "</p>"]
     body.append('<input type="search" id="search" placeholder="search kernels, lines, ops" aria-label="search">')
+    if gathered.quantization is not None:
+        body += noise_table(gathered.quantization)
     for number, part in enumerate(gathered.parts):
         body += _part(gathered, part, number)
     return "\n".join(
@@ -52,9 +55,9 @@ def page(gathered: Gathered) -> str:
 
 
 def _part(gathered: Gathered, part: Part, number: int) -> list[str]:
-    lines = [f"<h2>for {_text(part.ranges)}</h2>"] if part.ranges else []
-    lines += [f"<p>{_text(summary(part.program))}</p>", *kernel_table(part, number)]
-    report = _text(explain_program(part.program, part.notes, None, part.measured))
+    lines = [f"<h2>for {escaped(part.ranges)}</h2>"] if part.ranges else []
+    lines += [f"<p>{escaped(summary(part.program))}</p>", *kernel_table(part, number)]
+    report = escaped(explain_program(part.program, part.notes, None, part.measured))
     lines.append(f'<details><summary>The whole report</summary><pre class="report">{report}</pre></details>')
     for heading, stage in (("Before fusion", "capture"), ("After fusion", "fuse")):
         lines.append(f"<h2>{heading}</h2>")
@@ -74,19 +77,20 @@ def _graph(text: str, number: int) -> str:
     try:
         drawn = picture(parse(text))
     except (ParseError, TypeRuleError) as error:
-        return f"<p>No picture: {_text(str(error))}</p>"
+        return f"<p>No picture: {escaped(str(error))}</p>"
     hint = "drag to move, wheel to zoom, double-click for the whole"
     height = f"min(70vh, {round(height_of(drawn))}px)"  # so that small graphs are not blown up
     frame = f'<div class="frame zoom" data-part="{number}" tabindex="0" style="height: {height}">'
-    return f'{frame}<span class="hint">{hint}</span>{_plain(drawn)}</div>'
+    return f'{frame}<span class="hint">{hint}</span>{plain(drawn)}</div>'
 
 
 def _kernels(gathered: Gathered, part: Part, number: int) -> list[str]:
     texts = {kernel.name: kernel for kernel in part.kernels}
     lines = []
     for report in launched(part.program):
-        place = f'id="{_text(anchor(number, report.kernel))}" data-kernel="{_text(report.kernel)}" data-part="{number}"'
-        head = f'{_text(report.kernel)} ({_text(report.kind)}) <button class="show">in the graph</button>'
+        name = escaped(report.kernel)
+        place = f'id="{escaped(anchor(number, report.kernel))}" data-kernel="{name}" data-part="{number}"'
+        head = f'{name} ({escaped(report.kind)}) <button class="show">in the graph</button>'
         lines.append(f'<details class="kernel-text" {place}><summary>{head}</summary>')
         lines.append(f'<div class="beside"><div>{_users_lines(gathered, report)}</div><div>')
         own = [texts[name] for name in _kernels_of(part, report.kernel) if name in texts]
@@ -115,24 +119,27 @@ def _users_lines(gathered: Gathered, report: KernelReport) -> str:
     for location, names in by_line.items():
         where = location.short if location is not None else "-"
         code = gathered.line(location) if location is not None else ""
-        shown = f"<pre>{_text(code)}</pre>" if code else ""
-        rows.append(f"<tr><th>{_text(where)}</th><td>{shown}{_text(', '.join(names))}</td></tr>")
+        shown = f"<pre>{escaped(code)}</pre>" if code else ""
+        rows.append(f"<tr><th>{escaped(where)}</th><td>{shown}{escaped(', '.join(names))}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
 def _kernel_text(kernel: KernelText) -> str:
-    tile = f"<details open><summary>{_text(kernel.name)}: tile IR</summary><pre>{_text(kernel.tile)}</pre></details>"
+    name = escaped(kernel.name)
+    tile = f"<details open><summary>{name}: tile IR</summary><pre>{escaped(kernel.tile)}</pre></details>"
     if not kernel.source:
         return tile
-    head = f"{_text(kernel.name)}.{_text(kernel.language)}"
-    return f"{tile}<details><summary>{head}</summary><pre>{_text(kernel.source)}</pre></details>"
+    head = f"{name}.{escaped(kernel.language)}"
+    return f"{tile}<details><summary>{head}</summary><pre>{escaped(kernel.source)}</pre></details>"
 
 
 def _declined(part: Part) -> list[str]:
     rows = []
     for declined in dict.fromkeys(part.program.declined):
         where = declined.location.short if declined.location is not None else "-"
-        rows.append(f"<tr><th>{_text(where)}</th><td>{_text(declined.rule)}</td><td>{_text(declined.reason)}</td></tr>")
+        rows.append(
+            f"<tr><th>{escaped(where)}</th><td>{escaped(declined.rule)}</td><td>{escaped(declined.reason)}</td></tr>"
+        )
     return [f"<table>{''.join(rows)}</table>"] if rows else ["<p>Nothing was declined.</p>"]
 
 
@@ -142,13 +149,13 @@ def _passes(part: Part) -> list[str]:
     stages = list(part.stages.items())
     for (_, before), (name, after) in zip([("", ""), *stages], stages):
         if name in ("capture", "schedule", "tile"):
-            lines.append(f"<details><summary>{_text(name)}</summary><pre>{_text(after)}</pre></details>")
+            lines.append(f"<details><summary>{escaped(name)}</summary><pre>{escaped(after)}</pre></details>")
         elif before.rstrip() == after.rstrip():
-            lines.append(f'<p class="same">{_text(name)}: no change</p>')
+            lines.append(f'<p class="same">{escaped(name)}: no change</p>')
         else:
             changes = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
             added, removed = (sum(line.startswith(sign) for line in changes) for sign in "+-")
-            head = f"{_text(name)}: {added} lines added, {removed} removed"
+            head = f"{escaped(name)}: {added} lines added, {removed} removed"
             lines.append(f'<details class="diff"><summary>{head}</summary><pre>{_diff(changes)}</pre></details>')
     return lines
 
@@ -156,17 +163,8 @@ def _passes(part: Part) -> list[str]:
 def _diff(changes: Sequence[str]) -> str:
     styles = {"+": "ins", "-": "del", "@": "b"}
     return "\n".join(
-        f"<{style}>{_text(line)}</{style}>" if (style := styles.get(line[:1])) else _text(line) for line in changes
+        f"<{style}>{escaped(line)}</{style}>" if (style := styles.get(line[:1])) else escaped(line) for line in changes
     )
-
-
-def _text(text: str) -> str:
-    return escape(_plain(text))
-
-
-def _plain(text: str) -> str:
-    """No control characters."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def _resource(name: str) -> str:

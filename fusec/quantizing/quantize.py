@@ -6,15 +6,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf, log10
 from typing import Any, Literal, get_args
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor, nn
 
+from fusec.calibrated import ATTRIBUTE, LayerReport, QuantizationReport
 from fusec.errors import OptionError
 from fusec.options import check_choice
 from fusec.progress import Done, bar
@@ -27,48 +25,10 @@ from fusec.quantizing.layers import (
     LowPrecisionConv2d,
 )
 from fusec.quantizing.ranges import Method, Seen, chosen_range
-from fusec.report import render
 
 Scheme = Literal["int8", "fp8", "int8-weights", "int4-weights"]
 _Layer = nn.Linear | nn.Conv2d
 _KINDS = (nn.Linear, nn.Conv2d)
-
-
-@dataclass(frozen=True)
-class LayerReport:
-    """One layer: the range of its input that eight bits stand for, and its results' signal over noise in dB.
-
-    kept: it is computed as it was, because it hurts most. reason: why it can't be in fewer bits; empty where it can.
-    """
-
-    name: str
-    weights: int
-    low: float
-    high: float
-    decibels: float
-    kept: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class QuantizationReport:
-    """What :func:`quantize` did. ``decibels``: signal over noise of the model's own results, on the same data."""
-
-    scheme: Scheme
-    method: Method
-    layers: tuple[LayerReport, ...]
-    decibels: float
-
-    def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("layer", "weights", "range of its input", "signal over noise", ""):
-            table.add_column(column, justify="left" if column in ("layer", "") else "right")
-        for x in self.layers:
-            done = x.reason or ("kept in float" if x.kept else self.scheme)
-            noise = "-" if x.reason else f"{x.decibels:.1f} dB"
-            table.add_row(x.name, f"{x.weights:,}", f"{x.low:.3g} to {x.high:.3g}", noise, done)
-        head = f"{self.scheme} by {self.method}: {self.decibels:.1f} dB of the model's results\n"
-        return head + render(table)
 
 
 def quantize(
@@ -129,7 +89,7 @@ def quantize(
         )
         for name, layer in layers.items()
     )
-    made.__dict__["quantization"] = QuantizationReport(scheme, method, reports, whole.decibels)
+    made.__dict__[ATTRIBUTE] = QuantizationReport(scheme, method, reports, whole.decibels)
     return made
 
 

@@ -254,3 +254,54 @@ def test_a_file_in_the_caches_place(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = run(app, ["cache", command])
         assert result.exit_code == 1
         assert "is no folder; set FUSEC_CACHE_DIR" in result.stderr
+
+
+SMALL = """
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Tanh()).requires_grad_(False)
+"""
+
+
+def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "small_model.py").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ["explain", "small_model:make()", "--spec", "input=f32[4, 16]"]
+    plain = run(app, given)
+    assert plain.exit_code == 0, plain.output
+    assert "gemm" in plain.stdout
+    assert "float64" not in plain.stdout
+    largest = {}
+    for precision in ("ieee", "bf16"):
+        told = run(app, [*given, "--errors", "--measure", "--precision", precision]).stdout
+        assert "errors against float64" in told
+        row = next(line for line in told.splitlines() if line.strip().startswith("%") and "f32[4, 8]" in line)
+        fused, eager = (float(x) for x in (row.split()[-6], row.split()[-3]))
+        assert 0 < eager < 1e-6
+        largest[precision] = fused
+    assert largest["ieee"] < 1e-6 < 1e-4 < largest["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--precision", "f8"], "precision='f8'"),
+        (["--target", "cpu:z80"], "z80"),
+        (["--spec", "other=f32[3]"], "other"),
+    ],
+)
+def test_explain_refuses(more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "small_model.py").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run(app, ["explain", "small_model:make()", "--spec", "input=f32[4, 16]", *more])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1

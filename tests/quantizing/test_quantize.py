@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,12 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.errors import OptionError
+from fusec.calibrated import LayerReport, QuantizationReport
+from fusec.cli.inspect import describe_file
+from fusec.errors import ArtifactError, OptionError
+from fusec.page.gather import gather_file
+from fusec.page.noise import noise_table
+from fusec.page.write import write_page
 
 
 def _model() -> nn.Sequential:
@@ -181,3 +188,45 @@ def test_digits_are_read_as_well() -> None:
         for scheme in schemes:
             after = fusec.quantize(model, [images[:200]], scheme, "mse")(test).argmax(1)
             assert float((after == before).float().mean()) >= 0.98
+
+
+def test_the_noise_goes_along_into_files_and_pages(tmp_path: Path) -> None:
+    model = nn.Sequential(_model(), nn.Tanh()).eval()
+    made = fusec.quantize(model, _data(), budget=0.5)
+    report: Any = made.quantization
+    kept = {layer.name for layer in report.layers if layer.kept}
+    assert len(kept) == 1
+    compiled: Any = fusec.compile(nn.Sequential(made), _data()[0])
+    compiled.save(tmp_path / "small.fusec")
+    loaded: Any = fusec.load(tmp_path / "small.fusec")
+    assert loaded.quantization == compiled.quantization == report
+    for text in (compiled.explain(), loaded.explain(), describe_file(tmp_path / "small.fusec")):
+        assert str(report).strip() in text
+    write_page(gather_file(tmp_path / "small.fusec"), tmp_path / "file.html")
+    compiled.write_report(tmp_path / "compiled.html")
+    for page in ("file.html", "compiled.html"):
+        table = re.search(r'<table class="kernels noise">.*?</table>', (tmp_path / page).read_text(), re.S)
+        assert table is not None
+        rows = re.findall(r'<tr class="row( kept)?"><td>(.*?)</td>.*?([\d.]+) dB', table[0])
+        assert [float(decibels) for *_, decibels in rows] == sorted(round(x.decibels, 1) for x in report.layers)
+        assert {name for mark, name, _ in rows if mark} == kept
+
+
+def test_a_calibrations_record() -> None:
+    layers = (
+        LayerReport("a", 3, -inf, inf, inf, kept=False, reason="no batch reaches it"),
+        LayerReport("b<c>", 4, 0, 1, 2.5, True),
+    )
+    report = QuantizationReport("fp8", "mse", layers, -inf)
+    assert QuantizationReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert [layer.name for layer in report.worst_first()] == ["b<c>", "a"]
+    assert "b&lt;c&gt;" in "".join(noise_table(report))
+    for damaged in ({}, [], {**report.to_json(), "layers": [{}]}, {**report.to_json(), "decibels": "x"}):
+        with pytest.raises(ArtifactError, match="record of the calibration"):
+            QuantizationReport.from_json(damaged)
+
+
+def test_functions_without_a_calibration() -> None:
+    compiled = fusec.compile(_model(), _data()[0])
+    assert compiled.quantization is None
+    assert "dB" not in compiled.explain()
