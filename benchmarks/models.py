@@ -187,12 +187,13 @@ def _peak(call: Callable[[], Any]) -> float:
 
 def _counts(compiled: Any, graphs: Any) -> str:
     """Kernels and library calls of a call, and why a part of it runs as written."""
-    programs = [exe.program for graph in graphs for exe in graph.executables]
-    written = [reason for graph in graphs for reason in graph.eager_calls]
     jitted = getattr(compiled, "_fusec", None)
-    if jitted is not None:
-        programs += [plan.executable.program for plan in jitted.dispatcher.plans if plan.executable is not None]
-        written += list(jitted.dispatcher.eager_calls)
+    plans = jitted.dispatcher.plans if jitted is not None else []
+    graphs = [*graphs, *(graph for plan in plans if plan.gradient is not None for graph in plan.gradient.graphs)]
+    programs = [exe.program for graph in graphs for exe in graph.executables]
+    programs += [plan.executable.program for plan in plans if plan.executable is not None]
+    written = [reason for graph in graphs for reason in graph.eager_calls]
+    written += list(jitted.dispatcher.eager_calls) if jitted is not None else []
     kernels = sum(len(p.reports) for p in programs)
     counted = f"{kernels}, {sum(len(p.steps) for p in programs) - kernels}"
     return f"{counted}, as written: {written[0][:80]}" if written else counted

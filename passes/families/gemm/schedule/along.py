@@ -58,9 +58,10 @@ def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[G
         fit = int(target.l2 // 2 // (p.item * max(p.k, 1)))
         tile_m = min(round_up(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
         tile_n = _tile_columns(p, registers, target)
-        block_n = round_up(max(ceil(p.n / (TASKS_PER_THREAD * threads)), 1), tile_n)
-        s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.low_precision)
-        found[s] = seconds_along(p, s, target, threads)
+        for tasks in (TASKS_PER_THREAD * threads, 1):
+            block_n = round_up(max(ceil(p.n / tasks), 1), tile_n)
+            s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.low_precision)
+            found[s] = seconds_along(p, s, target, threads)
     return found
 
 

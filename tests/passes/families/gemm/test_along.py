@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 from fixed_schedule import Fixed
@@ -14,7 +16,7 @@ from fusec.passes.families.record import schedule_from_text, schedule_to_text
 from fusec.passes.pipeline import lower
 from fusec.passes.select import Selector
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Dot, RegisterTile, statements
+from fusec.tile.nodes import Dot, Grid, RegisterTile, statements
 
 HOST = cpu_target()
 needs_groups = pytest.mark.skipif(not (HOST.multiplies(bf16) and HOST.multiplies(i8)), reason="no AVX512-BF16 here")
@@ -69,6 +71,14 @@ SIZES = [(1, 40, 9), (2, 33, 17), (3, 5, 64), (7, 70, 100), (8, 32, 48), (13, 31
 def test_f32(size: tuple[int, int, int], target: str) -> None:
     run = through(linear(*size), target)
     assert in_place(run) or (target == "cpu:x86-64" and size[0] > 30)
+
+
+@pytest.mark.parametrize(("size", "parallel"), [((4, 64, 32), False), ((128, 768, 768), True)], ids=str)
+def test_a_small_product_is_one_task(size: tuple[int, int, int], parallel: bool) -> None:
+    """Starting two threads took ten times as long as multiplying did."""
+    (kernel,) = lower(parse(linear(*size)), "cpu:x86-64-v3", threads=2).program.kernels
+    (grid,) = [s for s in statements(kernel.body) if isinstance(s, Grid)]
+    assert (prod(it.extent for it in grid.iters) > 1) is parallel
 
 
 @needs_groups
