@@ -16,7 +16,9 @@ enum {
   FUSEC_OK, FUSEC_OUT_OF_RANGE, FUSEC_BAD_INDEX, FUSEC_NO_MEMORY, FUSEC_NO_FILE, FUSEC_FAILED,
   FUSEC_WRONG_CPU, /* the CPU lacks instructions that the code uses */
   FUSEC_NO_TILES,  /* the code uses AMX, whose registers Linux refuses to the process */
-  FUSEC_DAMAGED    /* a file is not the one that was exported with this header */
+  FUSEC_DAMAGED,   /* a file is not the one that was exported with this header */
+  FUSEC_NO_GPU,    /* there is no CUDA driver, or no device */
+  FUSEC_WRONG_GPU  /* the GPU is of another architecture than the code */
 };
 
 static inline const char *fusec_strerror(int status) {
@@ -30,17 +32,63 @@ static inline const char *fusec_strerror(int status) {
     case FUSEC_WRONG_CPU: return "the CPU lacks instructions that the code uses";
     case FUSEC_NO_TILES: return "Linux refuses AMX's registers to the process";
     case FUSEC_DAMAGED: return "a file is damaged, or not the one that was exported with the header";
+    case FUSEC_NO_GPU: return "there is no GPU that can be used, or its driver is missing or too old";
+    case FUSEC_WRONG_GPU: return "the GPU is of another architecture than the code";
     default: return "unknown status";
   }
 }
 
+static inline int64_t fusec_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t fusec_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t fusec_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
+
+/* A whole file of so many bytes, in memory aligned to a cache line. Its words' sum, and their sum weighted by their
+ * places, are those given. */
+static inline int fusec_read(
+    const char *folder, const char *file, size_t size, uint64_t sum, uint64_t weighted, char **data) {
+  char path[4096];
+  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return FUSEC_NO_FILE;
+  FILE *stream = fopen(path, "rb");
+  if (stream == NULL) return FUSEC_NO_FILE;
+  const size_t room = (size + 64) / 64 * 64;
+  *data = (char *)aligned_alloc(64, room);
+  if (*data == NULL) {
+    fclose(stream);
+    return FUSEC_NO_MEMORY;
+  }
+  memset(*data + room - 64, 0, 64);
+  int whole = fread(*data, 1, size, stream) == size && fgetc(stream) == EOF;
+  fclose(stream);
+  for (size_t i = 0; whole && i < (size + 7) / 8; i++) {
+    uint64_t word;
+    memcpy(&word, *data + 8 * i, 8);
+    sum -= word;
+    weighted -= (uint64_t)(i + 1) * word;
+  }
+  if (whole && sum == 0 && weighted == 0) return FUSEC_OK;
+  free(*data);
+  *data = NULL;
+  return FUSEC_DAMAGED;
+}
+
+/* Whether a file is the one that was exported. */
+static inline int fusec_check(const char *folder, const char *file, size_t size, uint64_t sum, uint64_t weighted) {
+  char *data = NULL;
+  const int status = fusec_read(folder, file, size, sum, weighted, &data);
+  free(data);
+  return status;
+}
+#endif
+"""
+"""What every header has, once: statuses, index arithmetic, reading files."""
+
+CPU = """\
+#ifndef FUSEC_C_CPU
+#define FUSEC_C_CPU
 typedef struct { int32_t type; uint32_t zero; int64_t value; } fusec_any;
 typedef int (*fusec_kernel)(void *, const fusec_any *, int32_t, fusec_any *);
 
 static inline fusec_any fusec_int(int64_t value) { fusec_any a = {1, 0, value}; return a; }
-static inline int64_t fusec_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t fusec_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t fusec_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
 
 /* Whether Linux lists all of these features, which spaces separate, for the first CPU; yes where it lists none. */
 static inline int fusec_has(const char *features) {
@@ -82,47 +130,9 @@ static void *fusec_open(
   }
   return module;
 }
-
-/* A whole file of so many bytes, in memory aligned to a cache line. Its words' sum, and their sum weighted by their
- * places, are those given. */
-static inline int fusec_read(
-    const char *folder, const char *file, size_t size, uint64_t sum, uint64_t weighted, char **data) {
-  char path[4096];
-  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return FUSEC_NO_FILE;
-  FILE *stream = fopen(path, "rb");
-  if (stream == NULL) return FUSEC_NO_FILE;
-  const size_t room = (size + 64) / 64 * 64;
-  *data = (char *)aligned_alloc(64, room);
-  if (*data == NULL) {
-    fclose(stream);
-    return FUSEC_NO_MEMORY;
-  }
-  memset(*data + room - 64, 0, 64);
-  int whole = fread(*data, 1, size, stream) == size && fgetc(stream) == EOF;
-  fclose(stream);
-  for (size_t i = 0; whole && i < (size + 7) / 8; i++) {
-    uint64_t word;
-    memcpy(&word, *data + 8 * i, 8);
-    sum -= word;
-    weighted -= (uint64_t)(i + 1) * word;
-  }
-  if (whole && sum == 0 && weighted == 0) return FUSEC_OK;
-  free(*data);
-  *data = NULL;
-  return FUSEC_DAMAGED;
-}
-
-/* Whether a file is the one that was exported. */
-static inline int fusec_check(const char *folder, const char *file, size_t size, uint64_t sum, uint64_t weighted) {
-  char *data = NULL;
-  const int status = fusec_read(folder, file, size, sum, weighted, &data);
-  free(data);
-  return status;
-}
 #endif
 """
-
-"""What every header has, once: statuses, opening and checking files, index arithmetic."""
+"""The same for code for CPUs: what they have, and opening shared objects."""
 
 TILES = """\
 #if !defined(FUSEC_C_TILES) && defined(__linux__) && defined(__x86_64__)

@@ -28,7 +28,7 @@ class Compiled(CompiledFunction):
             save(self, path, weights=weights)
 
     def export_c(self, folder: str | PathLike[str]) -> Path:
-        """Writes a C header, weights and shared objects into a folder; gives the header's path.
+        """Writes a C header, weights and machine code into a folder; gives the header's path.
 
         ArtifactError for a function that C can't call, such as one that calls the library.
         """

@@ -196,7 +196,7 @@ def test_a_lesser_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     compiled = fusec.compile(double_it, np.zeros((5, 4), np.float32), target="cpu:x86-64-v3", fallback="error")
     (tmp_path / "main.c").write_text(LACKS)
     for missing, status in (((), 0), (("sse9",), 6)):
-        monkeypatch.setattr("fusec.c_export.required_features", lambda _, missing=missing: ("sse2", "avx2", *missing))
+        monkeypatch.setattr("fusec.c_cpu.required_features", lambda _, missing=missing: ("sse2", "avx2", *missing))
         compiled.export_c(tmp_path)
         assert (
             subprocess.run([build(tmp_path, tmp_path / "main.c", "main"), tmp_path], check=False).returncode == status
