@@ -31,8 +31,9 @@ demo: $(STAMP)
 
 test: lint types pytest
 
+# With byte code written, so that tests' own processes need not compile the sources again.
 pytest: $(STAMP)
-	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) tree
 	@$(RUN) -m ruff check .

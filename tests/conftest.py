@@ -14,12 +14,20 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
+# NumPy reads it when it is imported. Its threads spin while they wait, and a test's matrices are small.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from amx import amx_target  # noqa: E402  (found beside this file)
 from clean import environment_of_runtime  # noqa: E402
+from sweeps import left_out  # noqa: E402
 
 from fusec.target.cpu import CpuTarget  # noqa: E402
 
 _cache: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="all combinations of sweeps, not only a covering set")
 
 
 def pytest_configure() -> None:
@@ -59,8 +67,14 @@ def amx_everywhere(amx: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> CpuTarget
     return amx
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked ``gpu`` where torch sees no GPU."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out most cases of sweeps, and skips tests marked ``gpu`` where torch sees no GPU."""
+    if not config.getoption("--all-cases"):
+        out = left_out(items)
+        if out:
+            config.hook.pytest_deselected(items=out)
+            omitted = set(out)
+            items[:] = [item for item in items if item not in omitted]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = _no_gpu() if marked else None
     if reason is not None:

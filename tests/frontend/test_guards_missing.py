@@ -107,6 +107,7 @@ def values(jitted, function, holder, x):
             yield bool((jitted(x) == function(x)).all())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("x", [torch.arange(3.0), np.arange(3.0)], ids=["torch", "numpy"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HOLDERS)

@@ -53,6 +53,7 @@ def test_numbers_are_rounded_as_pytorch_rounds_them(name: str, dtype: torch.dtyp
         assert torch.equal(ours.nan_to_num(77.0), theirs.nan_to_num(77.0))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("function", [F.elu, F.celu])
 @pytest.mark.parametrize("alpha", [-0.3, -10000.0, torch.nan, torch.inf, 1.7])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])

@@ -259,6 +259,7 @@ REDUCTIONS = (
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("dim", [(), None, (0,), (1, 0), (-1,), 0, (2,), (0, 0)], ids=str)
 @pytest.mark.parametrize("keepdim", [False, True])

@@ -1,6 +1,7 @@
 """Runs the graphs of :mod:`triton_cases` through Triton's interpreter, in a process of its own: chosen at import.
 
-``python interpreted.py NAME...`` prints a JSON object: name to error against float64, or to what went wrong.
+Each line of the standard input is the name of a case. Its answer is a line of JSON: the error against float64 and the
+kernels, or what went wrong.
 """
 
 from __future__ import annotations
@@ -257,6 +258,7 @@ def error_of(text: str, schedule: GpuSchedule | None = None, *, beside_eager: bo
 
 def ranged_error(name: str) -> tuple[float, str]:
     """The worst error of one function's programs for ranges, over their extents, and their kernels."""
+    torch.manual_seed(0)
     f, shapes = RANGES[name]
     specs = [fusec.TensorSpec(shape, "bfloat16") for shape in shapes]
     made = fusec.compile(f, *specs, dims=DIMS, target="cuda:sm_90", cache=False)
@@ -274,21 +276,25 @@ def ranged_error(name: str) -> tuple[float, str]:
     return worst, " ".join(sorted(kinds))
 
 
+TEXTS = CASES | WRITES | SCANS | FLOAT8 | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
+WITH_SCHEDULE = CUT | CUT_SCANS
+
+
+def result_of(name: str) -> tuple[float, str] | str:
+    """The error and the kernels of a case, or what went wrong."""
+    try:
+        if name.endswith(", ranges"):
+            return ranged_error(name.removesuffix(", ranges"))
+        if name in TEXTS:
+            return error_of(TEXTS[name], beside_eager=name in SCORES)
+        return error_of(*WITH_SCHEDULE[name])
+    except Exception:
+        return traceback.format_exc(limit=-6)
+
+
 if __name__ == "__main__":
     _patch_interpreter()
     fusec.build.compile_module = lambda program: None
-    results: dict[str, Any] = {}
-    texts = CASES | WRITES | SCANS | FLOAT8 | {name: case.text() for name, case in {**ATTENTION, **SCORES}.items()}
-    cut = CUT | CUT_SCANS
-    for name in sys.argv[1:] or (*texts, *cut, *(f"{name}, ranges" for name in RANGES)):
-        try:
-            if name.endswith(", ranges"):
-                results[name] = ranged_error(name.removesuffix(", ranges"))
-            else:
-                beside_eager = name in SCORES
-                results[name] = (
-                    error_of(texts[name], beside_eager=beside_eager) if name in texts else error_of(*cut[name])
-                )
-        except Exception:
-            results[name] = traceback.format_exc(limit=-6)
-    print(json.dumps(results))
+    answers, sys.stdout = sys.stdout, sys.stderr  # what else prints is no answer
+    for line in sys.stdin:
+        print(json.dumps(result_of(line.rstrip("\n"))), file=answers, flush=True)

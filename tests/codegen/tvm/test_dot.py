@@ -50,6 +50,7 @@ def test_row_tails(m, registers):
     compare(gemm(m, 96, 17, registers), atol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("limits", [False, True], ids=["static", "limits"])
 @pytest.mark.parametrize("n", [1, 15, 32, 33, 70])

@@ -91,6 +91,7 @@ def test_tiles(dtype, instruction, limit):
     assert "prefetcht0" in text
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
 @pytest.mark.parametrize(
     ("m", "rows", "columns"),

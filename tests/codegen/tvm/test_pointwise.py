@@ -25,6 +25,7 @@ def transposed(n, m, dtype=f32, value=None, domain=None):
     return kernel("turn", (x, out), (body,))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", [cpu_target(), V3], ids=["host", "avx2"])
 @pytest.mark.parametrize("n", [16, 17, 64, 100])
 @pytest.mark.parametrize("m", [16, 31, 64])

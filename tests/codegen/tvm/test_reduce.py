@@ -89,6 +89,7 @@ def test_nan_and_infinity_propagate(reduce_op, axes):
     assert np.isnan(out).sum() == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i32], ids=str)
 @pytest.mark.parametrize(

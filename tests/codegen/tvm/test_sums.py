@@ -37,6 +37,7 @@ def test_equal_terms_have_an_exact_sum_in_f64(axis, length):
     np.testing.assert_array_equal(result, column.astype(np.float64) * length)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dear", [False, True])
@@ -62,6 +63,7 @@ def test_an_overflow_is_infinite():
     assert np.isposinf(summed(np.full((2, 40), 3e38, np.float32), 1)).all()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize(("shape", "axes"), [((5, 7, 70), (1, 2)), ((40, 3, 19), (0, 1)), ((3, 45, 20), (1,))])
 @pytest.mark.parametrize("fresh", [True, False])

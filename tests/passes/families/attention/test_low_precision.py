@@ -278,6 +278,7 @@ def test_rows_without_a_finite_score_of_a_softmax(target, shared):
     assert np.isnan(out[1].astype(np.float32)).all()
 
 
+@pytest.mark.sweep
 @targets
 @pytest.mark.parametrize("place", [0, 63, 64, 129])
 @pytest.mark.parametrize("kind", ["key", "value"])

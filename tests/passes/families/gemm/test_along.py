@@ -97,6 +97,7 @@ def test_i8_of_the_largest_size_wraps_nowhere() -> None:
     np.testing.assert_array_equal(run.outputs[1], x.astype(np.int32) @ w.astype(np.int32).T)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 2, 5, 6])
 @pytest.mark.parametrize("columns", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(11, 37, 75), (6, 8, 5000)], ids=str)

@@ -188,6 +188,7 @@ class Together(Selector):
         return [MapSchedule(100, results=4)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("extent", [16, 13, 7, 3, 2])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("reduction", ["sum", "max"])

@@ -38,6 +38,7 @@ def test_shapes(shape: list[int], axis: int, reverse: str) -> None:
     assert set(run.kernels) == {"scan"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reverse", ["false", "true"])
 @pytest.mark.parametrize("name", ["cumsum", "cummin", "logcumsumexp"])
 @pytest.mark.parametrize(("shape", "axis"), [([1, 140001], 1), ([140001], 0), ([70001, 2], 0)], ids=str)

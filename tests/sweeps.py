@@ -1,0 +1,54 @@
+"""Which cases of a sweep run by default: ones that cover each pair of its parameters' values.
+
+A test marked ``sweep`` runs on all combinations of its parameters with ``--all-cases``, as the nightly workflow does.
+Without, it runs on a few combinations that hold each pair of values of two parameters. A default run leaves out
+combinations of three values and more, never a value nor a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import pytest
+
+Assignment = frozenset[tuple[str, int]]
+"""Parameters, and numbers that stand for their values."""
+
+
+def covering(cases: Sequence[Mapping[str, int]], strength: int = 2) -> list[int]:
+    """Numbers of cases that together hold every combination of values of ``strength`` parameters that the cases hold.
+
+    cases: of each the parameters, and numbers that stand for their values. Greedy: the case with most that is missing
+    is next, of several the first.
+    """
+    held = [_held(case, strength) for case in cases]
+    missing = set[Assignment]().union(*held)
+    chosen = []
+    while missing:
+        best = max(range(len(cases)), key=lambda n: (len(held[n] & missing), -n))
+        missing -= held[best]
+        chosen.append(best)
+    return sorted(chosen)
+
+
+def _held(case: Mapping[str, int], strength: int) -> set[Assignment]:
+    return {frozenset(pairs) for pairs in combinations(sorted(case.items()), min(strength, len(case)))}
+
+
+def _values(case: pytest.Function) -> dict[str, int]:
+    """A decorator's values are the same objects in all combinations. (pytest's own numbers of them count the cases.)"""
+    return {name: id(value) for name, value in case.callspec.params.items()}
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The cases of sweeps that a default run leaves out."""
+    sweeps: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sweep") is not None:
+            sweeps.setdefault(item.nodeid.removesuffix(f"[{item.callspec.id}]"), []).append(item)
+    result: list[pytest.Item] = []
+    for cases in sweeps.values():
+        kept = set(covering([_values(case) for case in cases]))
+        result += [case for n, case in enumerate(cases) if n not in kept]
+    return result

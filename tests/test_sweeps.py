@@ -1,0 +1,61 @@
+"""The cases of a sweep that run by default."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from sweeps import covering
+
+pytest_plugins = ["pytester"]
+
+CASES = [dict(zip("abcd", values, strict=True)) for values in product(range(3), range(2), range(7), range(2))]
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_every_combination_of_few_parameters_is_held(strength: int) -> None:
+    chosen = [CASES[n] for n in covering(CASES, strength)]
+    for names in combinations("abcd", strength):
+        assert {tuple(c[n] for n in names) for c in chosen} == {tuple(c[n] for n in names) for c in CASES}
+
+
+def test_few_cases_are_chosen() -> None:
+    assert len(covering(CASES, 1)) == 7
+    assert len(covering(CASES, 2)) <= 23  # 21 pairs of the two largest
+    assert covering(CASES) == covering(CASES)
+
+
+def test_parameters_that_vary_together_count_as_written() -> None:
+    assert covering([{"a": 0, "b": 0}, {"a": 1, "b": 1}]) == [0, 1]
+
+
+def test_one_parameter_is_no_sweep() -> None:
+    assert covering([{"a": n} for n in range(5)]) == [0, 1, 2, 3, 4]
+
+
+SWEPT = """
+import pytest
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("c", range(3))
+@pytest.mark.parametrize("b", range(2))
+@pytest.mark.parametrize("a", range(2))
+def test_swept(a, b, c):
+    pass
+
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("a", range(3))
+def test_all(a, b):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "passed", "deselected"), [((), 6 + 9, 6), (("--all-cases",), 12 + 9, 0), (("-k", "swept"), 6, 6 + 9)]
+)
+def test_a_run(pytester: pytest.Pytester, options: tuple[str, ...], passed: int, deselected: int) -> None:
+    pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = sweep\n")
+    pytester.makepyfile(SWEPT)
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=passed, deselected=deselected)
