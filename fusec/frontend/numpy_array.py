@@ -468,7 +468,8 @@ class TracedArray(Reductions):
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         if self.dtype.kind in "iu" and decimals >= 0:
-            return self._stored(self.copy(), out)
+            made = self.copy()
+            return made[()] if self.ndim == 0 and out is None else self._stored(made, out)
         if self.dtype.kind == "b" and decimals:
             raise self.tracer.unsupported("np.round of bools to decimals is not compiled")
         if decimals == 0:

@@ -172,7 +172,7 @@ class Returns:
         is_view = region == itself or region in self._seen  # equal views are one array to the program
         self._seen.add(region)
         start = _distance(x.meta, base) if x.steps else 0
-        repeats = any(s == 0 and n != 1 for n, s in zip(x.meta.shape, x.meta.strides))
+        repeats = x.meta.size > 0 and any(s == 0 and n != 1 for n, s in zip(x.meta.shape, x.meta.strides))
         writeable = x.meta.flags.writeable
         if not self._is_strided(x) or (repeats and writeable) or _differs_in_ones(x.meta, base):
             window = _Window(x.meta.dtype, x.meta.shape, x.meta.strides, start)

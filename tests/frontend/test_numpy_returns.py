@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy_parity import agree
 
+import fusec
+
 A = np.arange(24.0).reshape(4, 6)
 F = np.asfortranarray(A)
 Z = A * (1 + 2j)
@@ -78,6 +80,7 @@ PROGRAMS = [
     ("c = np.arange(6); d = c[1:]; c.flags.writeable = False; return c, d, x + 1", A),
     ("c = np.arange(6); d = c[1:]; d.flags.writeable = False; return d, c, d[1:], x + 1", A),
     ("c = np.frombuffer(b'abcdefgh', np.uint8)[::2]; return c, c[1:], x + 1", A),
+    ("return np.round(x), x.round(2), np.round(x.astype(float))", np.array(3)),
     ("c = np.ones(4, complex); return c.real, c.imag, x + 1", A),
 ]
 
@@ -85,6 +88,18 @@ PROGRAMS = [
 @pytest.mark.parametrize(("text", "x"), PROGRAMS, ids=[text for text, _ in PROGRAMS])
 def test_results_lie_where_numpys_do(text: str, x: Any) -> None:
     agree(program(text), x)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_empty_array_is_returned_itself(shape: tuple[int, ...], order: Any) -> None:
+    x = np.zeros(shape, order=order)
+    for same in (lambda x: x, np.asarray, np.asfortranarray, lambda x: x.astype(float, copy=False), np.squeeze):
+        made, right = fusec.jit(same)(x), same(x)
+        assert (made is x, made.base is x, made.flags.owndata) == (right is x, right.base is x, right.flags.owndata)
+    first, second = fusec.jit(lambda x: (x, x[:]))(x)
+    assert first is x
+    assert second.base is x
 
 
 ORDERS = [
