@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import nan
+from math import nan, prod
 
 import torch
 
@@ -78,7 +78,7 @@ def _var(
     *,
     correction: Scalar | None = None,
 ) -> Value:
-    return _as_given(e, _spread(e, _exact(e, x), dim, unbiased, keepdim, correction), x)
+    return _as_given(e, _spread(e, x, dim, unbiased, keepdim, correction), x)
 
 
 def _as_given(e: Emitter, value: Value, x: Value) -> Value:
@@ -98,9 +98,27 @@ def _exact(e: Emitter, x: Value) -> Value:
 def _spread(
     e: Emitter, x: Value, dim: Dims | bool, unbiased: bool | None, keepdim: bool, correction: Scalar | None
 ) -> Value:
-    """The variance, in the dtype that ``x`` has."""
+    """The variance, in the dtype in which deviations are added up."""
     dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
-    return _statistic(e, "var", x, axes_of(x.type.rank, dim), keepdim, _correction(unbiased, correction))
+    axes, wide = axes_of(x.type.rank, dim), _exact(e, x)
+    if _may_overflow(e, x, axes):
+        wide = e.emit("sub", wide, _picked(e, x, axes, 0))
+    return _statistic(e, "var", wide, axes, keepdim, _correction(unbiased, correction))
+
+
+def _may_overflow(e: Emitter, x: Value, axes: tuple[int, ...]) -> bool:
+    """Whether a sum of a row of ``x`` may be infinite where PyTorch's running mean is finite: there is nothing wider.
+
+    The variance is then that of differences from a row's first element, whose sum is finite where the variance is.
+    """
+    return x.type.dtype is f64 and e.is_on_cpu(x.type) and bool(axes) and 0 not in x.type.shape
+
+
+def _picked(e: Emitter, x: Value, axes: Sequence[int], at: int) -> Value:
+    """The first (0) or last (-1) element of each row; the axes stay with extent 1."""
+    shape = x.type.shape
+    starts = {a: 0 if at == 0 else add(shape[a], -1) for a in axes}
+    return e.emit("slice", x, attributes=SliceAttributes.of_axes(shape, {a: (i, add(i, 1)) for a, i in starts.items()}))
 
 
 def _std(
@@ -112,7 +130,7 @@ def _std(
     *,
     correction: Scalar | None = None,
 ) -> Value:
-    variance = _spread(e, _exact(e, x), dim, unbiased, keepdim, correction)
+    variance = _spread(e, x, dim, unbiased, keepdim, correction)
     return _as_given(e, e.emit("sqrt", variance), x)
 
 
@@ -130,7 +148,7 @@ def _with_mean(spread: Callable[..., Value]) -> Lowering:
     ) -> list[Value]:
         found = spread(e, x, dim, unbiased, keepdim, correction=correction)
         axes = axes_of(x.type.rank, None if isinstance(dim, bool) else dim)
-        return [found, _as_given(e, _mean_beside_variance(e, _exact(e, x), axes, keepdim), x)]
+        return [found, _as_given(e, _mean_beside_variance(e, x, axes, keepdim), x)]
 
     return lower
 
@@ -140,12 +158,16 @@ def _mean_beside_variance(e: Emitter, x: Value, axes: tuple[int, ...], keep: boo
 
     ``m + (x - m) / n`` (Welford, 1962) is infinite where the last element alone is.
     """
-    mean = _statistic(e, "mean", x, axes, keep)
+    scale = 1.0
+    if _may_overflow(e, x, axes):  # by a power of two that the number of elements stays below
+        scale = 2.0 ** prod(most(x.type.shape[a]) for a in axes).bit_length()
+    x = _exact(e, x)
+    mean = _statistic(e, "mean", x if scale == 1.0 else e.emit("mul", x, e.constant(1 / scale, f64)), axes, keep)
+    if scale != 1.0:
+        mean = e.emit("mul", mean, e.constant(scale, f64))
     if not axes or 0 in x.type.shape:
         return mean
-    shape = x.type.shape
-    ends = SliceAttributes.of_axes(shape, {a: (add(shape[a], -1), shape[a]) for a in axes})
-    last = e.reduce("reduce_sum", e.emit("slice", x, attributes=ends), axes, keep)
+    last = e.reduce("reduce_sum", _picked(e, x, axes, -1), axes, keep)
     count = e.reduce("reduce_sum", _is_beyond(e, x), axes, keep)
     broken = e.emit("gt", count, _is_beyond(e, last))
     return e.emit("select", broken, e.constant(nan, x.type.dtype), mean)

@@ -67,6 +67,36 @@ def test_sums_of_squares_out_of_range(length: int, scale: float) -> None:
         assert_close_to_oracle(fusec.jit(norm)(x), norm(x.double()), norm(x))
 
 
+DOUBLES: dict[str, Statistic] = {
+    "var": lambda x: x.var(1),
+    "std": lambda x: x.std(1, keepdim=True),
+    "var of columns": lambda x: x.T.var(0),
+    "var of all": lambda x: x[2:].var(),
+    "var_mean": lambda x: torch.cat(torch.var_mean(x, 1)),
+    "std_mean": lambda x: torch.cat(torch.std_mean(x, 1, correction=0, keepdim=True)),
+    "standardised": lambda x: (x[:2] - torch.std_mean(x[:2], 1)[1][:, None]) / (x[:2].std(1, keepdim=True) + 1),
+}
+
+
+@pytest.mark.parametrize("length", [8, 100, 5000])
+@pytest.mark.parametrize("name", list(DOUBLES))
+def test_doubles_whose_sum_is_out_of_range(name: str, length: int) -> None:
+    """PyTorch's running mean is finite."""
+    x = torch.linspace(-1, 1, length, dtype=torch.float64).repeat(4, 1)
+    x[0], x[1] = -1e308, 1e308 + x[1] * 1e300
+    x[2], x[3] = (x[2] + 2) * 1e153, x[3] + 10
+    right = DOUBLES[name](x)
+    torch.testing.assert_close(fusec.jit(DOUBLES[name])(x), right, rtol=1e-11, atol=0)
+
+
+def test_outliers_in_doubles() -> None:
+    """A row's first element that is far from all others."""
+    x = torch.rand(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0], x[2, 0] = 1e16, 1e9
+    for found, right in zip(fusec.jit(lambda x: torch.var_mean(x, 1))(x), torch.var_mean(x, 1), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-13, atol=0)
+
+
 NORMS: dict[str, Statistic] = {
     "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
     "group_norm": lambda x: F.group_norm(x[:, :, None], 1)[..., 0],
