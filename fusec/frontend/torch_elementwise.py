@@ -11,7 +11,7 @@ import torch
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
 from fusec.ir.nodes import Value
-from fusec.ir.types import DType, bool_, f32
+from fusec.ir.types import DType, bool_, f16, f32
 
 Lowering = Callable[..., Value]
 
@@ -198,6 +198,9 @@ def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
             return e.emit("mul", x, x)
         case 3:
             return _in_f32(e, lambda v: e.emit("mul", e.emit("mul", v, v), v), x)
+        case 0.5 | -0.5 if x.type.dtype is f16 and e.is_on_cpu(x.type):
+            root = _root_of_c(e, x)
+            return root if exponent == 0.5 else e.emit("div", e.constant(1, x.type.dtype), root)
         case 0.5:
             return e.emit("sqrt", x)
         case -0.5:
@@ -207,6 +210,13 @@ def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
         case -2:
             return _in_f32(e, lambda v: e.emit("div", e.constant(1, v.type.dtype), e.emit("mul", v, v)), x)
     return binary(e, "pow", x, exponent)
+
+
+def _root_of_c(e: Emitter, x: Value) -> Value:
+    """The power of ½ as C's ``pow`` has it, which a CPU calls for f16: 0.0 of -0.0 and inf of -inf."""
+    root = e.emit("sqrt", e.emit("add", x, e.constant(0, x.type.dtype)))
+    below = e.emit("eq", x, e.constant(-inf, x.type.dtype))
+    return e.emit("select", below, e.constant(inf, x.type.dtype), root)
 
 
 def _in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:

@@ -71,7 +71,13 @@ def _layer_norm(
     affine = [weight, bias]
     if weight is None and bias is not None:
         affine = [e.broadcast(e.constant(1, x.type.dtype), bias.type.shape), bias]
-    return e.emit("layer_norm", *_same_dtype(x, affine), attributes=attributes)
+    result = e.emit("layer_norm", *_same_dtype(x, affine), attributes=attributes)
+    return result if bias is not None else _plus_zero(e, result)
+
+
+def _plus_zero(e: Emitter, norm: Value) -> Value:
+    """A norm without a bias: on a CPU the library adds 0, after which -0.0 is 0.0."""
+    return e.emit("add", norm, e.constant(0, norm.type.dtype)) if e.is_on_cpu(norm.type) else norm
 
 
 def _rms_norm(
@@ -121,8 +127,7 @@ def _batch_norm(
     if weight is not None:
         scale = e.emit("mul", scale, channels(weight))
     result = e.emit("mul", e.emit("sub", e.cast(input, wide), channels(running_mean)), scale)
-    if bias is not None:
-        result = e.emit("add", result, channels(bias))
+    result = e.emit("add", result, channels(bias)) if bias is not None else _plus_zero(e, result)
     return e.rounded(result, input.type.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Python numbers that a half type can't hold: what PyTorch rounds is rounded, and what is compared is one number."""
+"""Numbers that a half type can't hold, and zeros: PyTorch's roundings and signs."""
 
 from __future__ import annotations
 
@@ -80,3 +80,31 @@ def test_rows_that_two_masks_hide_by_one_number_are_means(dtype: torch.dtype) ->
     keys = torch.arange(n) % 3 > 0
     found = fusec.jit(attend, fallback="error")(q, k, v, keys)
     torch.testing.assert_close(found[:, ~keys], v.mean(1, keepdim=True).expand(3, 16, 16), rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_half_powers_of_zeros_and_infinities(exponent: float, dtype: torch.dtype) -> None:
+    """A CPU's library takes roots but of f16, for which it calls C's ``pow``."""
+    x = torch.tensor([-0.0, 0.0, -torch.inf, torch.inf, -1.0, 4.0, 0.25, torch.nan] * 4, dtype=dtype)
+    got, right = fusec.jit(lambda x: x**exponent)(x), x**exponent
+    torch.testing.assert_close(got, right, equal_nan=True)
+    assert torch.equal(got.signbit() & ~got.isnan(), right.signbit() & ~right.isnan())
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer norm": lambda x: F.layer_norm(x, (16,)),
+    "layer norm with a weight": lambda x: F.layer_norm(x, (16,), x.new_full((16,), -1.0)),
+    "batch norm": lambda x: F.batch_norm(x, x.new_ones(16), x.new_ones(16)),
+    "batch norm with a weight": lambda x: F.batch_norm(x, x.new_ones(16), x.new_ones(16), x.new_full((16,), -1.0)),
+    "rms norm": lambda x: F.rms_norm(x, (16,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NORMS)
+def test_zeros_of_norms_have_the_librarys_sign(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, 0.0, -0.0, -1.0], dtype=dtype)[:, None].repeat(1, 16)
+    got, right = fusec.jit(NORMS[name])(x), NORMS[name](x)
+    torch.testing.assert_close(got, right)
+    assert torch.equal(got.signbit(), right.signbit())

@@ -86,6 +86,13 @@ def test_special_values(target):
     np.testing.assert_allclose(run(forms()["half first"], x, cpu_target(target)), right, rtol=1e-6, atol=2e-8)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
+def test_results_have_the_sign_of_their_argument(target):
+    x = np.resize(np.float32([0.0, -0.0, -1e-45, -1e-40, 1e-40, -3.0, -5.9, -6.0, -8.0, -100.0, -3e38, 8.0]), N)
+    y = run(forms()["half first"], x, cpu_target(target))
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+
+
 def test_every_piece():
     """The table's pieces meet without a step that shows."""
     x = np.linspace(-6.5, 6.5, N, dtype=np.float32)
