@@ -14,7 +14,7 @@ pytest.importorskip("expecttest")  # which PyTorch's own test helpers import
 from opdb.families import chosen_ops, name_of
 from opdb.known import KNOWN
 from opdb.run import Row, read_rows, run_row, verdict, write_rows
-from opdb.tables import as_markdown
+from opdb.tables import as_markdown, known_table
 
 OPS: dict[str, tuple[str, Any]] = {name_of(op): (family, op) for family, op in chosen_ops()}
 FORWARD = {
@@ -83,3 +83,8 @@ def test_rows_are_kept_as_json(tmp_path: Path) -> None:
 def test_a_share_is_of_the_samples_that_draw_nothing() -> None:
     row = Row("attention", "sdpa", "f32", "forward", Counter(compiled=9, random=5, library=1))
     assert "| attention | f32 | 1 | 15 | 9 | 5 | 1 | 0 | 0 | 90.0 |" in as_markdown([row])
+
+
+def test_the_table_lists_what_is_known_to_differ() -> None:
+    table = Path(__file__).parents[1] / "benchmarks" / "results" / "opdb.md"
+    assert table.read_text().endswith(known_table())
