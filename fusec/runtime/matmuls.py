@@ -44,7 +44,7 @@ def matmul_to_text(matmul: Matmul) -> str:
 
 
 def matmul_from_text(text: str) -> Matmul:
-    """FusecError for anything else than :func:`product_to_text` writes."""
+    """FusecError for anything else than :func:`matmul_to_text` writes."""
 
     try:
         r = json.loads(text)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -22,7 +21,7 @@ from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import MATMUL
-from fusec.runtime.matmuls import Matmul, matmul_from_text, matmul_to_text
+from fusec.runtime.matmuls import Matmul, matmul_to_text
 from fusec.target.gpu import GpuTarget
 from fusec.tile.views import joined, same_layout, strided_view
 
@@ -31,13 +30,20 @@ _REASON = "the library's kernel was chosen"
 
 @dataclass(frozen=True)
 class Found:
-    """A matmul as a call: ``call`` gives ``value``; ``after`` makes of it what the group has, in the sum's
+    """A part of a group as a call: ``call`` gives ``value``; ``after`` makes of it what the group has, in the sum's
     dtype."""
 
     call: Op
     value: Value
     after: tuple[Op, ...]
     covered: frozenset[Op]
+
+
+@dataclass(frozen=True)
+class FoundMatmul(Found):
+    """A matmul as a call."""
+
+    matmul: Matmul
 
 
 _COPIED = 8
@@ -64,13 +70,13 @@ def library_alternatives(context: LoweringContext, target: GpuTarget) -> list[Al
     biased = [_matmul(context, dot, _bias_of(context, dot)) for dot in dots]
     if all(p is not None for p in plain):
         calls = [p for p in plain if p is not None]
-        alone = len(calls) == 1 and list(context.body.outputs) == [calls[0].value] and _is_aligned(calls[0])
+        alone = len(calls) == 1 and list(context.body.outputs) == [calls[0].value] and _is_aligned(calls[0].matmul)
         found.append(_alternative("library matmul", calls, _seconds(dots[0], context, target) if alone else inf))
-    if all(p is not None for p in biased) and any(p is not None and _has_bias(p) for p in biased):
+    if all(p is not None for p in biased) and any(p is not None and p.matmul.bias is not None for p in biased):
         found.append(_alternative("library matmul with bias", [p for p in biased if p is not None]))
     if len(dots) == 1 and biased[0] is not None:
         activation = _activation(body, biased[0])
-        if activation is not None and _has_bias(biased[0]):
+        if activation is not None and biased[0].matmul.bias is not None:
             whole = _with_activation(body, biased[0], activation)
             found.append(_alternative(f"library matmul with bias and {activation}", [whole]))
     return found
@@ -89,9 +95,8 @@ def _alternative(text: str, matmuls: Sequence[Found], seconds: float = inf) -> A
     return Alternative(text, lambda context: pieces_of(context, matmuls), seconds)
 
 
-def _is_aligned(found: Found) -> bool:
+def _is_aligned(matmul: Matmul) -> bool:
     """Whether the library can copy eight elements at a time: a K of 4097 took it 1.06 ms, a kernel of ours 0.87."""
-    matmul = matmul_from_text(found.call.expect(ExternAttributes).arguments)
     steps = [s for m in (matmul.lhs, matmul.rhs) for s in (*m.strides, m.offset) if s != 1]
     return all(s % _COPIED == 0 for s in (*steps, matmul.shape[-1]))
 
@@ -133,7 +138,7 @@ class _Bias:
     covered: frozenset[Op]
 
 
-def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | None:
+def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> FoundMatmul | None:
     attributes = dot.expect(DotAttributes)
     operands: list[Value] = []
     lhs = _matrix(context, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
@@ -150,11 +155,10 @@ def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | No
     shape = value.type.static_shape
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
-    text = matmul_to_text(Matmul(lhs, rhs, added, "none", shape))
-    call = Op(
-        OPS["extern"], tuple(operands), ExternAttributes(MATMUL, text, (value.type,), _REASON), (value,), dot.location
-    )
-    return Found(call, value, after, covered)
+    matmul = Matmul(lhs, rhs, added, "none", shape)
+    called = ExternAttributes(MATMUL, matmul_to_text(matmul), (value.type,), _REASON)
+    call = Op(OPS["extern"], tuple(operands), called, (value,), dot.location)
+    return FoundMatmul(call, value, after, covered, matmul)
 
 
 def in_dtype_of_operands(dot: Op, result: Value) -> tuple[Value, tuple[Op, ...]]:
@@ -234,17 +238,12 @@ def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
 # Activations
 
 
-def _has_bias(found: Found) -> bool:
-    attributes = found.call.expect(ExternAttributes)
-    return json.loads(attributes.arguments)["bias"] is not None
-
-
-def _with_activation(body: Graph, found: Found, activation: str) -> Found:
-    attributes = found.call.expect(ExternAttributes)
-    text = json.dumps({**json.loads(attributes.arguments), "activation": activation})
+def _with_activation(body: Graph, found: FoundMatmul, activation: str) -> FoundMatmul:
+    attributes, matmul = found.call.expect(ExternAttributes), replace(found.matmul, activation=activation)
     (result,) = body.outputs
-    call = replace(found.call, attributes=replace(attributes, arguments=text), results=(result,))
-    return Found(call, result, (), frozenset(body.ops))
+    attributes = replace(attributes, arguments=matmul_to_text(matmul))
+    call = replace(found.call, attributes=attributes, results=(result,))
+    return FoundMatmul(call, result, (), frozenset(body.ops), matmul)
 
 
 def _activation(body: Graph, found: Found) -> str | None:
