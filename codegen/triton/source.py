@@ -14,7 +14,8 @@ from typing import Any
 
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.emit import HEADER, LaunchGrid, TritonKernel, emit_kernel
+from fusec.codegen.triton.emit import LaunchGrid, TritonKernel, emit_kernel
+from fusec.codegen.triton.header import HEADER
 from fusec.codegen.triton.spelling import BEGIN, EIGHT_BITS, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
 from fusec.errors import CodegenError
 from fusec.ir.index import Symbol

@@ -24,6 +24,7 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
+from fusec.frontend.cells import imported
 from fusec.frontend.finalizers import is_finalized, made_of, refuse_finalized
 from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
@@ -42,7 +43,7 @@ from fusec.frontend.output import (
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
-from fusec.frontend.side_effects import LOCKS, Snapshots, StateChangedError, imported
+from fusec.frontend.side_effects import LOCKS, Snapshots, StateChangedError
 from fusec.frontend.source import code_location, is_user_file, user_location
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")

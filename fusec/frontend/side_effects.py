@@ -7,10 +7,8 @@ back and refused; the call then runs as written.
 
 from __future__ import annotations
 
-import dis
 import gc
 import random
-import sys
 import threading
 import weakref
 from collections import deque
@@ -19,18 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import _lru_cache_wrapper as _MEMO
-from functools import cache, partial
-from io import BufferedRandom, BufferedReader, BytesIO, IOBase, StringIO, TextIOWrapper
+from io import BytesIO, IOBase, StringIO
 from itertools import islice
-from pickle import dumps
-from random import Random
 from types import BuiltinMethodType, CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from fusec.errors import UnsupportedOpError
+from fusec.frontend.cells import assigned_cells, content_of, imported, refill
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
+from fusec.frontend.generators import HeldGenerator, held_generator
 from fusec.frontend.held import State, contents, is_torch_tensor, parts, put_back, same_parts
 from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import true_value
@@ -54,9 +51,6 @@ _HOLDERS: tuple[type, ...] = (
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 )
 """Whose modules are no user's, and what they hold is."""
-
-_FILES = (TextIOWrapper, BufferedReader, BufferedRandom)
-"""Files of which the position is held."""
 
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 _ON_LOCKS = ("acquire", "release")
@@ -160,9 +154,9 @@ class Snapshots:
         self._cells: dict[int, tuple[CellType, str, object]] = {}
         self._memos: dict[int, tuple[Any, int]] = {}
         self._holds_arrays = holds_arrays
-        self._generators = {0: _Generator(random, random.getstate, random.setstate)}
+        self._generators = {0: HeldGenerator(random, random.getstate, random.setstate)}
         if holds_arrays:
-            self._generators[1] = _Generator(np.random, np.random.get_state, np.random.set_state)
+            self._generators[1] = HeldGenerator(np.random, np.random.get_state, np.random.set_state)
         self._outlasting = set(self._generators)
         self._locks: dict[int, tuple[Any, int]] = {}
 
@@ -203,7 +197,7 @@ class Snapshots:
         for function in functions:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 if name in assigned and function.__code__ is code:
-                    self._cells.setdefault(id(cell), (cell, name, _content(cell)))
+                    self._cells.setdefault(id(cell), (cell, name, content_of(cell)))
 
     def _hold_names(self, namespace: dict[str, object], names: Iterable[str]) -> None:
         _, known = self._globals.setdefault(id(namespace), (namespace, {}))
@@ -238,23 +232,11 @@ class Snapshots:
                     "take from it outside, and pass what it gave",
                     code_location(code),
                 )
-            self._note_generator(part, path)
-
-    def _note_generator(self, value: Any, path: str) -> None:
-        """``path``: how it is reached from outside the run; empty for one that the run may have made."""
-        if is_a(value, Random):
-            self._generators.setdefault(id(value), _Generator(value, value.getstate, value.setstate))
-        elif is_a(value, np.random.Generator) and self._holds_arrays:
-            bits = value.bit_generator
-            write = partial(setattr, bits, "state")
-            self._generators.setdefault(id(value), _Generator(value, lambda: bits.state, write))
-        elif path and type(value) in _FILES and not value.closed and value.readable() and value.seekable():
-            what = "the position in a file"
-            self._generators.setdefault(id(value), _Generator(value, value.tell, value.seek, what))
-        else:
-            return
-        if path:
-            self._outlasting.add(id(value))
+            generator = held_generator(part, path, of_arrays=self._holds_arrays)
+            if generator is not None:
+                self._generators.setdefault(id(part), generator)
+                if path:
+                    self._outlasting.add(id(part))
 
     def note_lock(self, frame: FrameType, method: Any) -> None:
         """A lock that the user's code is about to take or to give back.
@@ -339,8 +321,8 @@ class Snapshots:
             for name, then in before.items():
                 _assign(namespace, name, then)
         for cell, _, content in self._cells.values():
-            if _content(cell) is not content:
-                _refill(cell, content)
+            if content_of(cell) is not content:
+                refill(cell, content)
         self._clear(even_plain=True)
 
     def _clear(self, *, even_plain: bool = False) -> None:
@@ -410,8 +392,8 @@ class Snapshots:
     def _changed_cells(self, cells: Set[int]) -> Iterator[str]:
         for key in self._cells.keys() & cells:
             cell, name, before = self._cells[key]
-            if not self._equal(_content(cell), before):
-                _refill(cell, before)
+            if not self._equal(content_of(cell), before):
+                refill(cell, before)
                 yield f"the outer variable {name}"
 
     def _changed_containers(
@@ -471,70 +453,9 @@ class Snapshots:
         return self._is_plain(then) and bool(now == then)
 
 
-class _Generator:
-    """A generator of random numbers, or a file that is read, which is kept alive, and the state that it had."""
-
-    def __init__(
-        self,
-        value: object,
-        read: Callable[[], Any],
-        write: Callable[[Any], Any],
-        what: str = "the state of a generator of random numbers",
-    ) -> None:
-        self.what = what
-        self._value = value
-        self._read = read
-        self._write = write
-        self._before = read()
-        self._text = dumps(self._before)
-
-    def has_drawn(self) -> bool:
-        return dumps(self._read()) != self._text
-
-    def put_back(self) -> None:
-        if self.has_drawn():
-            self._write(self._before)
-
-
-@cache
-def assigned_cells(code: CodeType) -> frozenset[str]:
-    """The variables of outer functions that code assigns to."""
-    stores = [i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")]
-    return frozenset(stores).intersection(code.co_freevars)
-
-
-def imported(code: CodeType, namespace: Mapping[str, object]) -> Iterator[ModuleType]:
-    """The modules that code imports when it runs, of those that are there."""
-    before: list[Any] = [None, None]
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            level, name = before[-2], instruction.argval
-            package = str(namespace.get("__package__") or "")
-            if type(level) is int and level > 0:
-                name = ".".join(part for part in (package.rsplit(".", level - 1)[0], name) if part)
-            found = sys.modules.get(name)
-            top = sys.modules.get(name.partition(".")[0])
-            yield from (module for module in dict.fromkeys((found, top)) if module is not None)
-        before.append(instruction.argval)
-
-
 def _bases(value: Any) -> tuple[type, ...]:
     """Of a class, itself and its bases; nothing of another value."""
     return classes_of(value) if is_a(value, type) else ()
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return MISSING
-
-
-def _refill(cell: CellType, content: object) -> None:
-    if content is MISSING:
-        del cell.cell_contents
-    else:
-        cell.cell_contents = content
 
 
 def _adds_stand_ins(now: State, then: State) -> bool:
