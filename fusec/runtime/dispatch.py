@@ -192,18 +192,31 @@ class Dispatcher(Planner):
             self._count += 1
             self._keys.append(key)
             self._promote(plan)
-        try:
-            result = plan.entry(args, kwargs)
-        except ResultsDifferError as error:
-            if self.fallback == "error" or verifies() or _changes_inputs(plan):
-                raise
-            instead = replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
-            result = self._disproved(plan, key, instead).entry(args, kwargs)
+        result = self._first_call(plan, key, arrays, leaves, spec, args, kwargs)
         if failure is not None:  # and it is no mistake of the call's, at which the function itself has raised
             self._refusals.failed(kind, plan.reason, failure, in_code=plan.in_code)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
+
+    def _first_call(
+        self,
+        plan: Plan,
+        key: Signature,
+        arrays: Arrays,
+        leaves: list[Any],
+        spec: CallSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What a new plan gives; what the function gives as written where the plan's results turn out to differ."""
+        try:
+            return plan.entry(args, kwargs)
+        except ResultsDifferError as error:
+            if self.fallback == "error" or verifies() or _changes_inputs(plan):
+                raise
+            instead = replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
+            return self._disproved(plan, key, instead).entry(args, kwargs)
 
     def _makes_no_plan(self, kind: Kind) -> bool:
         """Whether a call of a kind that has no plan runs as written."""
