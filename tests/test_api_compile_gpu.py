@@ -112,14 +112,14 @@ def test_a_range_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made.save(tmp_path / "f.fusec")
     loaded = load(tmp_path / "f.fusec")
     assert loaded.ranges == {"B": (1, 8), "S": (2, 300)}
-    assert [v.upto for v in made._ranged] == [64, None, 64, 1024, None]
-    assert [v.upto for v in loaded._ranged] == [64, None, 64, 1024, None]
-    tiles = [dict(v.executable.program.reports[0].schedule)["block"] for v in made._ranged]
+    assert [v.upto for v in made.ranged] == [64, None, 64, 1024, None]
+    assert [v.upto for v in loaded.ranged] == [64, None, 64, 1024, None]
+    tiles = [dict(v.executable.program.reports[0].schedule)["block"] for v in made.ranged]
     assert tiles[2] != tiles[4]
-    assert made.specialised({"B": 2, "S": 32}) is made._ranged[2]
-    assert made.specialised({"B": 2, "S": 33}) is made._ranged[3]
-    assert made.specialised({"B": 1, "S": 300}) is made._ranged[1]
-    for ours, theirs in zip(made._ranged, loaded._ranged, strict=True):
+    assert made.specialised({"B": 2, "S": 32}) is made.ranged[2]
+    assert made.specialised({"B": 2, "S": 33}) is made.ranged[3]
+    assert made.specialised({"B": 1, "S": 300}) is made.ranged[1]
+    for ours, theirs in zip(made.ranged, loaded.ranged, strict=True):
         modules: list[Any] = [x.executable.module for x in (ours, theirs)]
         for kernel in ours.executable.program.kernels:
             first, second = (m.kernel(kernel.name, True) for m in modules)

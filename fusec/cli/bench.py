@@ -111,7 +111,7 @@ def measure_all(
     ]
     if library == "torch":
         ways.append(("torch.compile", lambda: _torch_compiled(function)))
-    prepared: list[_Way] = []
+    prepared: list[Way] = []
     failed: dict[str, str] = {}
     with bar("measuring", len(ways) + _ROUNDS) as done, inference(library):
         try:
@@ -161,7 +161,7 @@ def inference(library: Library) -> Any:
 
 
 @dataclass
-class _Way:
+class Way:
     """One way to run the function, its first calls over.
 
     call: waits for the device. times: seconds of later calls.
@@ -184,14 +184,14 @@ class _Way:
             if time.perf_counter() >= end:
                 return
 
-    def measured(self, base: _Way) -> Measured:
+    def measured(self, base: Way) -> Measured:
         """The figures; ``base`` has the results that are right."""
         tenths = quantiles(self.times, n=10)
         found = Measured(self.name, self.first, tenths[4], tenths[0], tenths[8], self.memory)
         return found if self is base else _with_error(found, self.outputs, base.outputs)
 
 
-def _prepared(name: str, function: Callable[..., Any], arguments: dict[str, Any], arrays: Arrays) -> _Way:
+def _prepared(name: str, function: Callable[..., Any], arguments: dict[str, Any], arrays: Arrays) -> Way:
     """Makes the first calls."""
     synchronise = _synchroniser(arguments)
     given = {key: _copy(array) for key, array in arguments.items()}  # a function may change its arguments
@@ -207,7 +207,7 @@ def _prepared(name: str, function: Callable[..., Any], arguments: dict[str, Any]
     outputs = [_as_numpy(arrays, leaf) for leaf in leaves]
     del leaves
     call()
-    return _Way(name, call, first, _peak_memory(call, arguments), outputs)
+    return Way(name, call, first, peak_memory(call, arguments), outputs)
 
 
 def _copy(array: Any) -> Any:
@@ -226,7 +226,7 @@ def _on_gpu(array: Any) -> bool:
     return str(getattr(array, "device", "cpu")).startswith("cuda")
 
 
-def _peak_memory(call: Callable[[], Any], arguments: dict[str, Any]) -> int | None:
+def peak_memory(call: Callable[[], Any], arguments: dict[str, Any]) -> int | None:
     """Bytes that a call takes at its peak: of the GPU's memory as torch counts it, or of resident memory."""
     if any(_on_gpu(array) for array in arguments.values()):
         import torch
@@ -259,10 +259,10 @@ def _as_numpy(arrays: Arrays, array: Any) -> np.ndarray[Any, Any]:
 def _with_error(measured: Measured, found: Sequence[Any], expected: Sequence[Any]) -> Measured:
     if [a.shape for a in found] != [b.shape for b in expected]:
         return Measured(measured.name, failed="its results have other shapes than those of the function as written")
-    return Measured(**{**asdict(measured), "error": max(map(_difference, found, expected), default=0.0)})
+    return Measured(**{**asdict(measured), "error": max(map(difference, found, expected), default=0.0)})
 
 
-def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+def difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     """The largest difference relative to the largest value; infinite where NaNs or infinities are elsewhere."""
     finite = np.isfinite(expected)
     if not np.array_equal(found[~finite], expected[~finite], equal_nan=True):

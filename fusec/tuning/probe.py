@@ -64,7 +64,7 @@ class Prober:
         """Takes some two seconds, which other programs should leave to it."""
         target, threads = self._target, self._threads
         rounds = [_measured(self._module, self._memory, target, threads, self._matmuls) for _ in range(ROUNDS)]
-        return _typical(rounds, self._matmuls, usual_rates(target, threads))
+        return typical_rates(rounds, self._matmuls, usual_rates(target, threads))
 
 
 def measure_rates(target: CpuTarget, threads: int) -> Rates:
@@ -96,7 +96,11 @@ def _matmul_rates(module: Any, memory: _Memory, matmuls: Sequence[Probe], thread
     return {p.kernel.name: 1 / per_repeat(module.function(p.kernel.name), [first, second]) for p in matmuls}
 
 
-def _typical(rounds: Sequence[Mapping[str, float]], matmuls: Sequence[Probe], usual: Rates) -> Rates:
+def typical_rates(rounds: Sequence[Mapping[str, float]], matmuls: Sequence[Probe], usual: Rates) -> Rates:
+    """The rates that a probe's rounds found: of each figure the harmonic mean of all rounds but the slowest.
+
+    usual: where a figure that was not measured is taken from.
+    """
     counted = max(len(rounds) - 1, 1)
     typical = {name: harmonic_mean(sorted(found[name] for found in rounds)[-counted:]) for name in rounds[0]}
     read = sorted((int(n.split()[1]), int(n.split()[2])) for n in typical if n.startswith("read "))

@@ -99,28 +99,28 @@ def test_mistakes(specs: list[str], message: str) -> None:
 
 def test_difference() -> None:
     a = np.array([1.0, -4.0, np.inf, np.nan])
-    assert bench._difference(a, a) == 0
-    assert bench._difference(np.array([1.0, -3.0, np.inf, np.nan]), a) == 0.25
-    assert math.isinf(bench._difference(np.array([1.0, -4.0, np.nan, np.inf]), a))
-    assert math.isinf(bench._difference(np.array([np.nan, -4.0, np.inf, np.nan]), a))
+    assert bench.difference(a, a) == 0
+    assert bench.difference(np.array([1.0, -3.0, np.inf, np.nan]), a) == 0.25
+    assert math.isinf(bench.difference(np.array([1.0, -4.0, np.nan, np.inf]), a))
+    assert math.isinf(bench.difference(np.array([np.nan, -4.0, np.inf, np.nan]), a))
 
 
 def test_peak_memory() -> None:
-    found = bench._peak_memory(lambda: np.ones(8 << 20).sum(), {})
+    found = bench.peak_memory(lambda: np.ones(8 << 20).sum(), {})
     assert found is None or 48 << 20 < found < 200 << 20
 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(("turns", "told"), [(8, "fusec"), (0, "as written failed: stopped by Ctrl-C")])
 def test_ctrl_c_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch, turns: int, told: str) -> None:
-    run_once, count = bench._Way.run, iter(range(1000))
+    run_once, count = bench.Way.run, iter(range(1000))
 
-    def interrupted(way: bench._Way, seconds: float) -> None:
+    def interrupted(way: bench.Way, seconds: float) -> None:
         if next(count) == turns:
             raise KeyboardInterrupt
         run_once(way, seconds)
 
-    monkeypatch.setattr(bench._Way, "run", interrupted)
+    monkeypatch.setattr(bench.Way, "run", interrupted)
     code, text = run("benched:waves", "--spec", "x=f32[64, 8]", "--spec", "b=f32[8]")
     assert code == 0, text
     assert told in text
@@ -130,7 +130,7 @@ def test_ctrl_c_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch, turns: 
 @pytest.mark.usefixtures("source")
 def test_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    run_once = bench._Way.run
-    monkeypatch.setattr(bench._Way, "run", lambda way, seconds: (turns.append(way.name), run_once(way, seconds)))
+    run_once = bench.Way.run
+    monkeypatch.setattr(bench.Way, "run", lambda way, seconds: (turns.append(way.name), run_once(way, seconds)))
     assert run("benched:waves", "--spec", "x=f32[64, 8]", "--spec", "b=f32[8]")[0] == 0
     assert turns == ["as written", "fusec"] * 5

@@ -45,5 +45,5 @@ def test_the_run_in_the_middle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rates_are_of_the_rounds_but_the_slowest() -> None:
     rounds = [dict.fromkeys(("vector", "l2", "regions", "far starts"), n) for n in (0.01, 1.0, 4.0)]
-    found = probe._typical(rounds, (), usual_rates(host_cpu(), 2))
+    found = probe.typical_rates(rounds, (), usual_rates(host_cpu(), 2))
     assert (found.vector, found.l2, 1 / found.region, 1 / found.far_start) == pytest.approx((1.6, 1.6, 1.6, 1.6))
