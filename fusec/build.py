@@ -211,7 +211,7 @@ def _gpu_machine(name: str) -> GpuTarget:
 
 def _same_locations(built: Built, locations: list[Location]) -> bool:
     """Whether an executable names these lines of the user's source; another function may have the same graph."""
-    fused = (location for report in built.executable.program.reports for _, location in report.fused)
+    fused = (op.location for report in built.executable.program.reports for op in report.fused)
     return {location for location in fused if location is not None} <= set(locations)
 
 
@@ -400,7 +400,7 @@ def compile_module(program: Program) -> Module:
 def _line_of(program: Program, message: str) -> Location | None:
     """The user's line of the kernel that a message names."""
     named = [r for r in program.reports if re.search(rf"\b{re.escape(r.kernel)}\b", message)]
-    return next((location for report in named for _, location in report.fused if location is not None), None)
+    return next((op.location for report in named for op in report.fused if op.location is not None), None)
 
 
 def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def folded(program: Program, measured: Sequence[float] | None = None) -> list[Al
     times = kernel_seconds(program, measured)
     found: dict[Hashable, Alike] = {}
     for report in launched(program):
-        what = tuple((name.partition(" ")[0], location) for name, location in report.fused)
+        what = tuple((o.op, o.location) for o in report.fused)
         key = (report.kind, report.schedule, report.flops, report.bytes, what)
         alike = found.setdefault(key, Alike([], 0.0))
         alike.reports.append(report)
@@ -132,8 +132,8 @@ def _done(groups: Sequence[Alike]) -> list[Text]:
     lines = []
     for group in groups[:_DONE]:
         by_line: dict[str, dict[str, None]] = {}
-        for name, location in group.reports[0].fused:
-            by_line.setdefault("-" if location is None else location.short, {})[name.partition(" ")[0]] = None
+        for op in group.reports[0].fused:
+            by_line.setdefault("-" if op.location is None else op.location.short, {})[op.op] = None
         told = "; ".join(f"{where} {', '.join(ops)}" for where, ops in by_line.items())
         line = f"{group.name:<26} {told}"
         lines.append(Text(line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."))

@@ -138,8 +138,8 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
 
 def _fused_lines(report: KernelReport) -> list[str]:
     by_line: dict[Location | None, list[str]] = {}
-    for name, location in report.fused:
-        by_line.setdefault(location, []).append(name)
+    for op in report.fused:
+        by_line.setdefault(op.location, []).append(str(op))
     lines = [f"{report.kernel} does"]
     for location, names in by_line.items():
         more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

@@ -255,18 +255,11 @@ class _Runner:
 
 def schedule_text(graph: Graph, program: Program) -> str:
     """The graph of kernels, each with its tiles and its predicted time."""
-    reports = {r.kernel: r for r in program.reports}
     lines = [f"schedule @{graph.name} target={program.target}"]
     for op in graph.ops:
         if isinstance(op.attributes, FusedAttributes):
-            report = _report_of(op, reports)
-            lines.append(f"  {_head(op)}  {_tiles(report)}")
+            lines.append(f"  {_head(op)}  {_tiles(program.report_of(op))}")
     return "\n".join(lines) + "\n"
-
-
-def _report_of(op: Op, reports: dict[str, KernelReport]) -> KernelReport | None:
-    wanted = {f"{o.name} %{o.results[0].name}" for o in op.expect(FusedAttributes).body.ops if o.results}
-    return next((r for r in reports.values() if r.fused and {f for f, _ in r.fused} <= wanted), None)
 
 
 def _head(op: Op) -> str:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType
-from fusec.location import Location
 from fusec.passes.families.all import family_of
 from fusec.passes.families.family import CpuMachine
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, op_flops
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.roofline import roofline
-from fusec.runtime.program import KernelReport
+from fusec.runtime.program import FusedOp, KernelReport
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, usual_rates
 
@@ -75,10 +74,10 @@ def lower_with(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     return family_of(context.op).cpu.lower(context, schedule)
 
 
-def fused_ops(op: Op) -> tuple[tuple[str, Location | None], ...]:
-    """The compute ops of a fused op: name and result, and the user's line."""
+def fused_ops(op: Op) -> tuple[FusedOp, ...]:
+    """The compute ops of a fused op."""
     return tuple(
-        (f"{o.name} %{o.results[0].name}", o.location)
+        FusedOp(o.name, o.results[0].name, o.location)
         for o in op.expect(FusedAttributes).body.ops
         if o.definition.kind not in ("view", "create")
     )

@@ -47,11 +47,8 @@ def _numbered(base: str) -> Iterator[str]:
 
 
 def report_of(op: Op, program: Program | None) -> KernelReport | None:
-    """The report on a fused op's kernel: the one all of whose ops are in it."""
-    if program is None or not isinstance(op.attributes, FusedAttributes):
-        return None
-    own = {f"{o.name} %{o.results[0].name}" for o in op.attributes.body.ops if o.results}
-    return next((r for r in program.reports if r.fused and {name for name, _ in r.fused} <= own), None)
+    """The report on a fused op's kernel."""
+    return None if program is None else program.report_of(op)
 
 
 def kernel_facts(report: KernelReport | None) -> dict[str, str]:

@@ -43,7 +43,7 @@ def _row(group: Alike, number: int, whole: float, running: float) -> str:
     first, count = group.reports[0], len(group.reports)
     links = [_link(number, r.kernel, r.kernel if k == 0 else str(k + 1)) for k, r in enumerate(group.reports)]
     name = links[0] if count == 1 else f"{links[0]} × {count} <small>{' '.join(links[1:])}</small>"
-    where = dict.fromkeys(location.short for _, location in first.fused if location is not None)
+    where = dict.fromkeys(op.location.short for op in first.fused if op.location is not None)
     limit = count * first.limit / group.seconds if group.seconds > 0 else 0.0
     numbers = (
         amount_text(first.flops),

@@ -113,8 +113,8 @@ def _kernels_of(part: Part, group: str) -> list[str]:
 
 def _users_lines(gathered: Gathered, report: KernelReport) -> str:
     by_line: dict[Location | None, list[str]] = {}
-    for name, location in report.fused:
-        by_line.setdefault(location, []).append(name)
+    for op in report.fused:
+        by_line.setdefault(op.location, []).append(str(op))
     rows = []
     for location, names in by_line.items():
         where = location.short if location is not None else "-"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusec.ir.attributes import ExternAttributes, Scalar
-from fusec.ir.graph import Graph
-from fusec.ir.nodes import Port
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Port
 from fusec.ir.types import Dim, TensorType
 from fusec.location import Location
 from fusec.options import Precision
@@ -92,10 +92,22 @@ class Declined:
 
 
 @dataclass(frozen=True)
+class FusedOp:
+    """One of the user's ops in a kernel: the op's name, the name of the value that it makes, and the user's line."""
+
+    op: str
+    value: str
+    location: Location | None = None
+
+    def __str__(self) -> str:
+        return f"{self.op} %{self.value}"
+
+
+@dataclass(frozen=True)
 class KernelReport:
     """What ``explain`` and ``inspect`` say of one group of ops; ``kernel`` is the group's name.
 
-    ``fused`` are the user's ops in it (name and location); ``schedule`` its tile sizes by name;
+    ``fused`` are the user's ops in it; ``schedule`` its tile sizes by name;
     ``predicted`` the cost model's time in seconds, the one that chose (on a GPU with a launch of its own);
     ``limit`` the roofline's time in seconds;
     ``bound`` what limits it: on a CPU the longest of ``parts``, which have a name (``multiply``, ``elementwise``,
@@ -105,7 +117,7 @@ class KernelReport:
 
     kernel: str
     kind: str
-    fused: tuple[tuple[str, Location | None], ...]
+    fused: tuple[FusedOp, ...]
     schedule: tuple[tuple[str, int | str], ...]
     flops: int
     bytes: int
@@ -148,6 +160,13 @@ class Program:
     choices: tuple[Choice, ...] = ()
     overhead: float = 0.0
     precision: Precision = "ieee"
+
+    def report_of(self, op: Op) -> KernelReport | None:
+        """The report on a fused op's kernel, the first all of whose ops are in it; None where there is none."""
+        if not isinstance(op.attributes, FusedAttributes):
+            return None
+        made = {value.name for inner in op.attributes.body.ops for value in inner.results}
+        return next((r for r in self.reports if r.fused and all(o.value in made for o in r.fused)), None)
 
 
 class Stages(Mapping[str, str]):

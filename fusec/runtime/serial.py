@@ -16,7 +16,19 @@ from fusec.ir.nodes import InputRole, Port
 from fusec.ir.types import DTYPES, Dim, TensorType
 from fusec.location import Location
 from fusec.options import PRECISIONS, Precision
-from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.runtime.program import (
+    Call,
+    Choice,
+    Declined,
+    FusedOp,
+    KernelReport,
+    Launch,
+    Pack,
+    Program,
+    Slot,
+    SlotKind,
+    Step,
+)
 from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 
@@ -323,7 +335,7 @@ def _report_to(report: KernelReport, numbers: dict[Location, int]) -> Json:
     return {
         "kernel": report.kernel,
         "kind": report.kind,
-        "fused": [[name, _location_to(location, numbers)] for name, location in report.fused],
+        "fused": [[str(o), _location_to(o.location, numbers)] for o in report.fused],
         "schedule": [[name, value] for name, value in report.schedule],
         "flops": report.flops,
         "bytes": report.bytes,
@@ -340,11 +352,17 @@ def _choice_from(data: Json) -> Choice:
     return Choice(str(group), str(chosen), found)
 
 
+def _fused_from(text: str, location: Location | None) -> FusedOp:
+    """As ``str`` writes it: ``op %value``."""
+    op, _, value = text.partition(" %")
+    return FusedOp(op, value, location)
+
+
 def _report_from(data: Json, locations: Sequence[Location]) -> KernelReport:
     return KernelReport(
         str(data["kernel"]),
         str(data["kind"]),
-        tuple((str(name), _location_from(location, locations)) for name, location in data["fused"]),
+        tuple(_fused_from(str(text), _location_from(place, locations)) for text, place in data["fused"]),
         tuple((str(name), value if type(value) is int else str(value)) for name, value in data["schedule"]),
         _number(data["flops"]),
         _number(data["bytes"]),

@@ -65,7 +65,7 @@ def _step_label(program: Program, step: Step, reports: dict[str, KernelReport], 
             # Groups that are alike share a kernel; a group's first step goes by the name that explain gives the group.
             name, details = (step.kernel, {}) if step.group in told else (step.group, _details(report))
             told.add(step.group)
-            return Label(_named(name, [location for _, location in report.fused]), "kernel", details)
+            return Label(_named(name, [o.location for o in report.fused]), "kernel", details)
         case Pack():
             return Label(f"pack {program.slots[step.arguments[0]].name}", "pack", {"kernel": step.kernel})
         case Call():
@@ -76,7 +76,7 @@ def _step_label(program: Program, step: Step, reports: dict[str, KernelReport], 
 def _details(report: KernelReport) -> dict[str, Any]:
     return {
         "kind": report.kind,
-        "ops": [f"{name} {location.short}" if location is not None else name for name, location in report.fused],
+        "ops": [f"{o} {o.location.short}" if o.location is not None else str(o) for o in report.fused],
         "tiles": " ".join(f"{name}={size}" for name, size in report.schedule),
         "flops": report.flops,
         "bytes": report.bytes,

@@ -203,7 +203,7 @@ def test_the_key_sees_options_and_not_lines(tmp_path: Path, monkeypatch: pytest.
     assert not first.from_cache
     assert second.from_cache
     lines = [
-        {place.line for r in b.executable.program.reports for _, place in r.fused if place} for b in (first, second)
+        {o.location.line for r in b.executable.program.reports for o in r.fused if o.location} for b in (first, second)
     ]
     assert lines[0].isdisjoint(lines[1])
     assert not build(graph, "numpy", Options(target="cpu:x86-64-v3")).from_cache
