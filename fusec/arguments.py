@@ -98,7 +98,8 @@ def examples(
     library = told or library
     if library is None:
         raise FusecError(
-            "can't tell whether torch or NumPy is meant: no array among the arguments; give one, or library="
+            "can't tell whether torch or NumPy is meant: no array among the arguments; give one, or library= "
+            "(--library)"
         )
     names = sorted(frozenset[str]().union(*(v.names for v in leaves if isinstance(v, TensorSpec))))
     bindings = {name: 2 + number for number, name in enumerate(names)}

@@ -18,6 +18,7 @@ from fusec.compiled import CompiledFunction
 from fusec.errors import ArtifactError
 from fusec.ir.index import Index, symbol
 from fusec.ir.types import TensorType
+from fusec.os_errors import told
 from fusec.runtime.program import Program, Slot
 from fusec.target.gpu import is_gpu
 
@@ -42,7 +43,7 @@ def export_c(compiled: CompiledFunction, folder: Path) -> Path:
             (folder / file).write_bytes(data)
         header.write_text(text)
     except OSError as error:
-        raise ArtifactError(f"can't write into {folder}: {error}") from None
+        raise ArtifactError(f"can't write into {folder}: {told(error)}") from None
     return header
 
 

@@ -220,7 +220,7 @@ class CompiledFunction:
             names = ", ".join(self._names)
             raise ArtifactError(
                 f"{self.name} has named dimensions ({names}) without a range, and can't be saved for every extent: "
-                f"compile it with dims={{{self._names[0]!r}: (1, 64)}}, or give integers"
+                f"compile it with dims={{{self._names[0]!r}: (1, 64)}} or '{self._names[0]}:1..64', or give integers"
             )
         return (self.specialised({}),)
 
@@ -245,4 +245,9 @@ def _describe(spec: CallSpec) -> str:
 def _describe_part(part: Any) -> str:
     if hasattr(part, "parts"):
         return f"{part.kind.__name__}({', '.join(map(_describe_part, part.parts))})"
-    return f"{part.value!r:.80}" if hasattr(part, "value") else "array"
+    if not hasattr(part, "value"):
+        return "array"
+    kind = type(part.value)
+    if hasattr(part.value, "shape") and hasattr(part.value, "dtype"):  # another library's
+        return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    return f"{part.value!r:.80}".replace("\n", " ")

@@ -34,7 +34,7 @@ class Compiled(CompiledFunction):
         """
         from fusec.c_export import export_c
 
-        check_path("folder", folder)
+        check_path("folder", folder, of="folder")
         return export_c(self, Path(folder))
 
     def explain(self, *, detail: bool = False) -> str:

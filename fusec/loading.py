@@ -22,6 +22,7 @@ from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, TensorType, dtype_of, fixed, u8
 from fusec.modules import load_module
 from fusec.options import check_choice, check_path
+from fusec.os_errors import told
 from fusec.parameters import Parameters
 from fusec.runtime import artifact
 from fusec.runtime.adapters import load_arrays
@@ -133,7 +134,7 @@ def _given(manifest: Json, arrays: Arrays, weights: Weights | None) -> dict[str,
         if needed:
             raise ArtifactError(
                 f"it was saved without its {len(needed)} weights ({_listed(needed)}); "
-                "give them: fusec.load(..., weights=module.state_dict() or 'model.safetensors')"
+                "give them: fusec.load(..., weights=module.state_dict() or 'model.safetensors'), or fusec run --weights"
             )
         return {}
     if not needed:
@@ -186,7 +187,7 @@ def read_safetensors(path: str | PathLike[str], arrays: Arrays) -> dict[str, Any
             for name, (dtype, array) in artifact.decode_weights(memoryview(mapped)).items()
         }
     except (OSError, ValueError, ArtifactError) as error:
-        raise SignatureError(f"the weights {path} can't be read as safetensors: {error}") from None
+        raise SignatureError(f"the weights {path} can't be read as safetensors: {told(error, path)}") from None
 
 
 Stored = Mapping[str, tuple[DType, np.ndarray[Any, Any]]]

@@ -27,10 +27,10 @@ def check_switch(name: str, value: object) -> None:
     check_choice(name, value, (True, False))
 
 
-def check_path(name: str, value: object) -> None:
-    """OptionError for what is no path of a file."""
+def check_path(name: str, value: object, of: str = "file") -> None:
+    """OptionError for what is no path; ``of`` a file or a folder."""
     if not isinstance(value, str | PathLike) or not str(value):
-        raise OptionError(f"{name}={value!r:.100}; it is the path of a file")
+        raise OptionError(f"{name}={value!r:.100}; it is the path of a {of}")
 
 
 def check_mapping(name: str, value: object, of: str) -> None:

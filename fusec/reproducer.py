@@ -16,6 +16,7 @@ from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.types import dtype_of
+from fusec.os_errors import told
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import decode_weights, encode_weights
 from fusec.runtime.dispatch import Dispatcher
@@ -67,7 +68,7 @@ def save_reproducer(reproducer: Reproducer, folder: Path) -> None:
         (folder / INPUTS).write_bytes(data)
         (folder / LIBRARY).write_text(f"{reproducer.library}\n")
     except OSError as error:
-        raise ArtifactError(f"can't write {folder}: {error}") from None
+        raise ArtifactError(f"can't write {folder}: {told(error)}") from None
 
 
 def load_reproducer(folder: Path) -> Reproducer:
@@ -80,7 +81,7 @@ def load_reproducer(folder: Path) -> Reproducer:
     except ParseError as error:
         raise ArtifactError(f"{folder / GRAPH}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{folder} is not a reproducer: {error}") from None
+        raise ArtifactError(f"{folder} is not a reproducer: {told(error, folder / 'graph.ir')}") from None
     except KeyError as error:
         raise ArtifactError(f"{folder} is not a whole reproducer: it has no {error}") from None
     for value, array in zip(graph.inputs, inputs, strict=True):

@@ -129,7 +129,9 @@ def _piece(
     executable = variant.executable
     arrays, program = executable.arrays, executable.program
     if isinstance(executable, HostExecutable):
-        raise ArtifactError(f"{compiled.name} takes arrays in host memory to a GPU; such functions can't be saved")
+        raise ArtifactError(
+            f"{compiled.name} takes arrays in host memory to a GPU and can't be saved; write it with PyTorch"
+        )
     if any(not isinstance(argument, int) for argument in variant.arguments):
         raise ArtifactError(
             f"{compiled.name} reads tensors that are fetched at each call; compile it with freeze=True to save it "

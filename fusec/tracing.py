@@ -22,6 +22,7 @@ from typing import Any
 from fusec import config
 from fusec.errors import FusecError, OptionError
 from fusec.options import check_path
+from fusec.os_errors import told
 
 Event = dict[str, Any]
 Pending = Callable[[bool], Event | None]
@@ -205,7 +206,7 @@ class profile:
         try:
             self._recorder.path.write_text("")  # so that a path that can't be written is told before the work
         except OSError as error:
-            raise OptionError(f"the trace can't be written: {error}") from None
+            raise OptionError(f"the trace can't be written: {told(error, self._recorder.path)}") from None
         _start(self._recorder)
         return self
 
@@ -214,7 +215,7 @@ class profile:
         try:
             append_events(self._recorder.path, self._recorder.take(wait=True))
         except OSError as error:
-            raise OptionError(f"the trace can't be written: {error}") from None
+            raise OptionError(f"the trace can't be written: {told(error, self._recorder.path)}") from None
 
 
 def start_from_environment() -> None:

@@ -402,3 +402,11 @@ def test_weights_are_packed_for_a_cpu_whose_code_does_not_run_here(tmp_path: Pat
     else:
         with pytest.raises(ArtifactError, match="needs a CPU with amx_bf16"):
             fusec.load(path)
+
+
+def test_arrays_of_another_library_are_named_and_not_printed() -> None:
+    torch = pytest.importorskip("torch")
+    compiled = fusec.compile(lambda x: np.sin(x), np.ones((64, 64), np.float32))
+    with pytest.raises(SignatureError) as raised:
+        compiled(torch.ones(64, 64))
+    assert str(raised.value).endswith("these are (torch.Tensor)")

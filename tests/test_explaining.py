@@ -244,3 +244,10 @@ def test_a_bug_of_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("fusec.build.build", broken)
     assert "internal error of fusec: AssertionError: broken" in fusec.explain(fusec.jit(softmax), X)
+
+
+def test_a_result_without_elements_is_explained() -> None:
+    for function in (np.sin, fusec.jit(lambda x: np.sin(x) * 2)):
+        told = fusec.explain(function, np.ones(0, np.float32))
+        assert "can't be explained" not in told
+    assert "0 ops in 0 kernels" in told

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from fusec.build import Tune
+from fusec.cli.words import counted
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library
 from fusec.frontend.structures import flatten
 from fusec.loading import load
+from fusec.os_errors import told
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.faults import is_capture_fault
 from fusec.specs import named_specs
@@ -90,11 +92,15 @@ def find_function(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise FusecError(f"{name}: {error}") from None
     except Exception as error:  # whatever the module's own code raises
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        if isinstance(error, SyntaxError):
+            where = f"{error.filename}:{error.lineno}"
         what = f"{name} can't be made" if opened else f"{module} can't be imported"
-        raise FusecError(f"{what}: {where.filename}:{where.lineno}: {type(error).__name__}: {error}") from None
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise FusecError(f"{what}: {where}: {type(error).__name__}: {said}") from None
     if not callable(found):
-        raise FusecError(f"{name} is a {type(found).__name__}, which can't be called")
+        raise FusecError(f"{name} can't be called: it is of type {type(found).__name__}")
     return found
 
 
@@ -126,10 +132,11 @@ def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: P
         try:
             array = np.load(source, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise FusecError(f"{source} can't be read as an array: {error}") from None
+            raise FusecError(f"{source} can't be read as an array: {told(error, source)}") from None
         given.append(arrays.from_numpy(array, arrays_dtype(array)))
     if len(given) != len(compiled.specs):
-        raise FusecError(f"{compiled.name} takes {len(compiled.specs)} arrays, {len(given)} were given")
+        wanted, were = counted(len(compiled.specs), "array"), "was" if len(given) == 1 else "were"
+        raise FusecError(f"{compiled.name} takes {wanted}, {len(given)} {were} given")
     args, kwargs = compiled.call_spec.restore(given)
     results, _ = flatten((compiled(*args, **kwargs),), {}, arrays.is_array)
     found = {f"result{k}": np.array(_as_numpy(arrays, result)) for k, result in enumerate(results)}
@@ -137,7 +144,7 @@ def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: P
         try:
             np.savez(output, **found)  # type: ignore[arg-type]
         except OSError as error:
-            raise FusecError(f"can't write {output}: {error}") from None
+            raise FusecError(f"can't write {output}: {told(error, output)}") from None
     return "\n".join(f"{name}: {a.dtype}{list(a.shape)}" for name, a in found.items())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fusec.cli.words import counted, printable
 from fusec.errors import CacheError
+from fusec.os_errors import told
 from fusec.runtime.cache import DiskCache, TuningStore
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -84,7 +85,7 @@ def export_entries(cache: DiskCache, file: Path) -> int:
                     archive.writestr(key, data)
                     count += 1
     except OSError as error:
-        raise CacheError(f"can't write {file}: {error}") from None
+        raise CacheError(f"can't write {file}: {told(error, file)}") from None
     return count
 
 
@@ -101,7 +102,7 @@ def import_entries(cache: DiskCache, file: Path) -> tuple[int, int]:
                     raise CacheError(f"{file}: {info.filename[:80]!r} is not a cached program")
                 found[info.filename] = archive.read(info)
     except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
-        raise CacheError(f"{file} can't be read: {error!s:.300}") from None
+        raise CacheError(f"{file} can't be read: {told(error, file)}") from None
     known = {key for key, _, _ in cache.entries()}
     damaged = [key for key, data in found.items() if not cache.is_whole(data)]
     if damaged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fusec.cli.words import counted
 from fusec.errors import ArtifactError, FusecError, ParseError, TypeRuleError
 from fusec.export.explorer import write_explorer
 from fusec.export.onnx import write_onnx
@@ -28,7 +29,8 @@ def export_file(
     said = []
     if onnx is not None:
         if not 0 <= piece < len(gathered.parts):
-            raise ArtifactError(f"{file} has {len(gathered.parts)} pieces, the first is 0; there is no {piece}")
+            count = counted(len(gathered.parts), "piece")
+            raise ArtifactError(f"{file} has {count}, the first is 0; there is no {piece}")
         part = gathered.parts[piece]
         write_onnx(_graph(file, part, stage), onnx, part.program if stage == STAGE else None)
         of = f", piece {piece} of {len(gathered.parts)}: {part.ranges}" if len(gathered.parts) > 1 else ""

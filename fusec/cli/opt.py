@@ -11,6 +11,7 @@ from fusec.errors import FusecError, ParseError
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.verify import verify
+from fusec.os_errors import told
 from fusec.passes.pipeline import PASS_NAMES, graph_passes
 
 
@@ -29,8 +30,10 @@ def optimise_file(
         raise FusecError(f"there is no pass {', '.join(map(repr, unknown))}; passes: {', '.join(PASS_NAMES)}")
     try:
         graph = parse(sys.stdin.read() if str(path) == "-" else path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise FusecError(f"{path} can't be read: {error}") from None
+    except OSError as error:
+        raise FusecError(f"{path} can't be read: {told(error, path)}") from None
+    except UnicodeDecodeError:
+        raise FusecError(f"{path} can't be read: it is no text; see fusec inspect --ir") from None
     except ParseError as error:
         raise FusecError(f"{path}: {error}") from None
     verify(graph)

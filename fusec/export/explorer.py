@@ -18,6 +18,7 @@ from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_o
 from fusec.ir.attributes import ConstantAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op, Value
+from fusec.os_errors import told
 from fusec.runtime.program import Program
 
 Json = dict[str, Any]
@@ -30,7 +31,7 @@ def write_explorer(label: str, graphs: Sequence[tuple[str, Graph, Program | None
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise ArtifactError(f"can't write {path}: {error}") from None
+        raise ArtifactError(f"can't write {path}: {told(error, path)}") from None
 
 
 def graph_of(name: str, graph: Graph, program: Program | None = None) -> Json:

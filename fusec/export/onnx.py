@@ -20,6 +20,7 @@ from fusec.ir.attributes import ConstantAttributes, ExternAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
+from fusec.os_errors import told
 from fusec.runtime.program import Program
 
 OPS, KERNELS, LIBRARY = "fusec", "fusec.kernels", "fusec.library"
@@ -40,7 +41,7 @@ def write_onnx(graph: Graph, path: str | PathLike[str], program: Program | None 
     try:
         Path(path).write_bytes(data)
     except OSError as error:
-        raise ArtifactError(f"can't write {path}: {error}") from None
+        raise ArtifactError(f"can't write {path}: {told(error, path)}") from None
 
 
 def model_of(graph: Graph, program: Program | None = None) -> Any:

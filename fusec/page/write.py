@@ -14,6 +14,7 @@ from fusec.digest import folded
 from fusec.errors import ArtifactError, ParseError, TypeRuleError
 from fusec.ir.parse import parse
 from fusec.location import Location
+from fusec.os_errors import told
 from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.kernels import anchor, kernel_table
 from fusec.page.noise import noise_table
@@ -31,7 +32,7 @@ def write_page(gathered: Gathered, path: str | PathLike[str]) -> None:
     try:
         Path(path).write_text(page(gathered), encoding="utf-8")
     except OSError as error:
-        raise ArtifactError(f"can't write {path}: {error}") from None
+        raise ArtifactError(f"can't write {path}: {told(error, path)}") from None
 
 
 def page(gathered: Gathered) -> str:

@@ -52,6 +52,8 @@ def quantize(
     """
     check_choice("scheme", scheme, get_args(Scheme))
     check_choice("method", method, get_args(Method))
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"fusec.quantize takes a module, not {type(model).__name__}")
     if not isinstance(budget, int | float) or not 0 <= budget <= 1:
         raise OptionError(f"budget={budget!r}; it is a share of the weights, from 0 to 1")
     batches = [_call_of(batch) for batch in data]

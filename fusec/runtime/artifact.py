@@ -31,6 +31,7 @@ import numpy as np
 
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.types import DTYPES, DType
+from fusec.os_errors import told
 from fusec.packages import is_there
 from fusec.runtime import isa
 from fusec.runtime.serial import Json
@@ -186,7 +187,7 @@ def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapp
     except OSError as error:
         with suppress(OSError):
             os.unlink(temporary)
-        raise ArtifactError(f"can't write {target}: {error}") from error
+        raise ArtifactError(f"can't write {target}: {told(error, target)}") from error
 
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -253,7 +254,7 @@ def read(path: str | PathLike[str]) -> Contents:
     except zipfile.BadZipFile as error:
         raise ArtifactError(f"{source} is not a whole fusec file: {error!s:.300}") from None
     except _UNREADABLE as error:
-        raise ArtifactError(f"{source} can't be read: {error!s:.300}") from None
+        raise ArtifactError(f"{source} can't be read: {told(error, source)}") from None
 
 
 def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:

@@ -184,4 +184,4 @@ def memory_of(program: Program, *, owned: bool = False) -> Memory | None:
         rows = [part for row in rows for part in lifetimes.cut(row)]
         apart = lifetimes.apart(lifetimes.inner)
     given = set(program.inputs)
-    return Memory(lifetimes.peak(rows, apart), sum(lifetimes.sizes[s] for s in lifetimes.kept - given))
+    return Memory(lifetimes.peak(rows, apart), sum(lifetimes.sizes.get(s, 0) for s in lifetimes.kept - given))

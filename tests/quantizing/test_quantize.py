@@ -230,3 +230,8 @@ def test_functions_without_a_calibration() -> None:
     compiled = fusec.compile(_model(), _data()[0])
     assert compiled.quantization is None
     assert "dB" not in compiled.explain()
+
+
+def test_a_function_is_refused() -> None:
+    with pytest.raises(OptionError, match="takes a module, not function"):
+        fusec.quantize(lambda x: x, _data())  # type: ignore[arg-type]
