@@ -7,19 +7,19 @@ combinations of three values and more, never a value nor a pair.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 
 import pytest
 
-Assignment = frozenset[tuple[str, int]]
-"""Parameters, and numbers that stand for their values."""
+Assignment = frozenset[tuple[str, Hashable]]
+"""Parameters, and what stands for their values."""
 
 
-def covering(cases: Sequence[Mapping[str, int]], strength: int = 2) -> list[int]:
+def covering(cases: Sequence[Mapping[str, Hashable]], strength: int = 2) -> list[int]:
     """Numbers of cases that together hold every combination of values of ``strength`` parameters that the cases hold.
 
-    cases: of each the parameters, and numbers that stand for their values. Greedy: the case with most that is missing
+    cases: of each the parameters, and what stands for their values. Greedy: the case with most that is missing
     is next, of several the first.
     """
     held = [_held(case, strength) for case in cases]
@@ -32,13 +32,22 @@ def covering(cases: Sequence[Mapping[str, int]], strength: int = 2) -> list[int]
     return sorted(chosen)
 
 
-def _held(case: Mapping[str, int], strength: int) -> set[Assignment]:
+def _held(case: Mapping[str, Hashable], strength: int) -> set[Assignment]:
     return {frozenset(pairs) for pairs in combinations(sorted(case.items()), min(strength, len(case)))}
 
 
-def _values(case: pytest.Function) -> dict[str, int]:
-    """A decorator's values are the same objects in all combinations. (pytest's own numbers of them count the cases.)"""
-    return {name: id(value) for name, value in case.callspec.params.items()}
+def _values(case: pytest.Function) -> dict[str, Hashable]:
+    """What stands for the value of each decorator, whose parameters vary together, and of each fixture's parameter.
+
+    A value is the same object in all combinations. (pytest's own numbers of values count the cases.)
+    """
+    given = {name: id(value) for name, value in case.callspec.params.items()}
+    found: dict[str, Hashable] = {}
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        found[", ".join(names)] = tuple(given.pop(name) for name in names)
+    return found | given
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -48,11 +48,17 @@ def test_swept(a, b, c):
 @pytest.mark.parametrize("a", range(3))
 def test_all(a, b):
     pass
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("a", "b", "c"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 0), (0, 0, 1), (0, 1, 0)])
+def test_rows(a, b, c):
+    pass
 """
 
 
 @pytest.mark.parametrize(
-    ("options", "passed", "deselected"), [((), 6 + 9, 6), (("--all-cases",), 12 + 9, 0), (("-k", "swept"), 6, 6 + 9)]
+    ("options", "passed", "deselected"),
+    [((), 6 + 9 + 6, 6), (("--all-cases",), 12 + 9 + 6, 0), (("-k", "swept"), 6, 6 + 9 + 6)],
 )
 def test_a_run(pytester: pytest.Pytester, options: tuple[str, ...], passed: int, deselected: int) -> None:
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
