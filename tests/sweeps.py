@@ -3,6 +3,8 @@
 A test marked ``sweep`` runs on all combinations of its parameters with ``--all-cases``, as the nightly workflow does.
 Without, it runs on a few combinations that hold each pair of values of two parameters. A default run leaves out
 combinations of three values and more, never a value nor a pair.
+
+``sweep(1)`` is for parameters that the code under test treats apart: a default run holds each value.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             sweeps.setdefault(item.nodeid.removesuffix(f"[{item.callspec.id}]"), []).append(item)
     result: list[pytest.Item] = []
     for cases in sweeps.values():
-        kept = set(covering([_values(case) for case in cases]))
+        marker = cases[0].get_closest_marker("sweep")
+        assert marker is not None
+        kept = set(covering([_values(case) for case in cases], *marker.args))
         result += [case for n, case in enumerate(cases) if n not in kept]
     return result

@@ -44,6 +44,12 @@ import pytest
 def test_swept(a, b, c):
     pass
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("b", range(2))
+@pytest.mark.parametrize("a", range(2))
+def test_apart(a, b):
+    pass
+
 @pytest.mark.parametrize("b", range(3))
 @pytest.mark.parametrize("a", range(3))
 def test_all(a, b):
@@ -58,7 +64,7 @@ def test_rows(a, b, c):
 
 @pytest.mark.parametrize(
     ("options", "passed", "deselected"),
-    [((), 6 + 9 + 6, 6), (("--all-cases",), 12 + 9 + 6, 0), (("-k", "swept"), 6, 6 + 9 + 6)],
+    [((), 6 + 2 + 9 + 6, 6 + 2), (("--all-cases",), 12 + 4 + 9 + 6, 0), (("-k", "swept"), 6, 6 + 4 + 9 + 6)],
 )
 def test_a_run(pytester: pytest.Pytester, options: tuple[str, ...], passed: int, deselected: int) -> None:
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())

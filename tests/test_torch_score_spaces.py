@@ -182,6 +182,7 @@ def test_no_scores_are_saved(name: str, saved: list[Any]) -> None:
     assert not holds_scores([shape for shape in saved if shape not in own])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("function", [capped, in_floats, grouped, sigmoid])
 def test_other_types(function: Callable[..., Any], dtype: Any, saved: list[Any]) -> None:

@@ -114,6 +114,7 @@ def test_attention(weights: dict[str, bool], padded: bool, same: bool) -> None:
     compare(nn.MultiheadAttention(8, 2), STEPS, STEPS, STEPS, **weights)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_transformer_layers(norm_first: bool, activation: str) -> None:
