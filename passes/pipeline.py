@@ -22,6 +22,7 @@ from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
+from fusec.passes.expert_rows import group_by_expert
 from fusec.passes.fold import fold
 from fusec.passes.fuse import fuse
 from fusec.passes.group_rows import group_rows
@@ -68,6 +69,7 @@ PASS_NAMES = (
         "products",
         "cse",
         "dce",
+        "experts",
         "groups",
         "lower_argreduce",
         "precision",
@@ -77,7 +79,7 @@ PASS_NAMES = (
 )
 """The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
 
-_NEEDED = frozenset({"aliases", "lookups", "writes", "empty", "indices", "outputs"})
+_NEEDED = frozenset({"aliases", "lookups", "writes", "experts", "empty", "indices", "outputs"})
 
 OPTIONAL = tuple(name for name in PASS_NAMES if name not in _NEEDED)
 """The passes that ``disable`` takes."""
@@ -183,6 +185,8 @@ def graph_passes(
         "cse": cse,
         # Nothing is left that no output needs.
         "dce": dce,
+        # Rows that data chose for an expert are sorted by expert, and added up by one op.
+        "experts": group_by_expert,
         # On a GPU a loop over groups of rows is one product.
         "groups": lambda g: group_rows(g) if gpu else g,
         # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed, or

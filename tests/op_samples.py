@@ -197,6 +197,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "grouped_dot": many(
         Sample((t(f32, 7, 4), t(f32, 3, 4, 5)), GroupedDotAttributes(1, (3, 0, 2))),
         Sample((t(bf16, B, 4), t(bf16, 3, 5, 4), t(i32, 3)), GroupedDotAttributes(2, dtype=f32), below=3),
+        Sample((t(f32, 7, 4), t(f32, 5, 4), t(f32, 5, 4)), GroupedDotAttributes(2, (3, 2), apart=2)),
     ),
     "permute": many(Sample((t(f32, 2, B, 4),), PermuteAttributes((2, 0, 1))), Sample((t(f32),), PermuteAttributes(()))),
     "reshape": many(
@@ -216,6 +217,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "scatter_add": many(
         Sample((t(f32, 5, 3), t(i64, 7), t(f32, 7, 3)), GatherAttributes(0), below=5),
         Sample((t(i32, 2, 5), t(i32, B), t(i32, 2, B)), GatherAttributes(1), below=5),
+    ),
+    "scatter_add_where": many(
+        Sample((t(f32, 5, 3), t(i64, 7), t(f32, 7, 3), t(bool_, 7)), below=5),
+        Sample((t(bf16, 5), t(i32, 4), t(bf16, 4), t(bool_, 4)), below=5),
     ),
     "alias": many(
         Sample((t(f32, B, 4),), AliasAttributes("input", 0)),

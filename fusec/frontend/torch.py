@@ -34,6 +34,8 @@ from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_results import Result, is_tensor
+from fusec.frontend.torch_row_counts import CountsRefused
+from fusec.frontend.torch_row_sets import ChosenRowsError, RowsError
 from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -90,15 +92,40 @@ def capture(
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
     """
+    options: Any = {"fallback": fallback, "dynamic": dynamic, "opens": opens, "record": record, "edits": edits}
+    try:
+        return _capture(f, args, kwargs, device=device, **options)
+    except ChosenRowsError:
+        if device is not None or fallback == "error" or SAMPLING.get():
+            raise
+    return _capture(f, args, kwargs, rows=True, **options)
+
+
+def _capture(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fallback: Fallback = "eager",
+    dynamic: object = None,
+    opens: Opens = opens_none,
+    device: str | None = None,
+    record: bool = False,
+    edits: bool = False,
+    rows: bool = False,
+) -> Capture:
+    """:func:`capture`. ``rows``: what rows that data chooses are made to is followed; else they are an error."""
     if dynamic:
         raise CaptureError("torch functions are captured for static shapes; leave dynamic= out", _location(f))
     names = _argument_names(f, args, kwargs)
     references = References(f, names)
     _refuse_hooks(references)
     _refuse_lazy(references)
-    trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None)
+    trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None, rows=rows)
     leaves, spec = flatten(args, kwargs, opens)
     recording = _recording(references, leaves) if record else None
+    if rows and recording is not None:
+        raise RowsError("rows are chosen by data, and a gradient is needed", _location(f))
     off = GradientsOff() if record and not torch.is_grad_enabled() else None
     trace.recording = recording or off
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
@@ -271,9 +298,10 @@ def _run(
 
 
 def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with tracing(trace), reading_tensors(), without_dynamo():
+    sets = trace.row_sets
+    with tracing(trace), reading_tensors(), without_dynamo(), nullcontext() if sets is None else CountsRefused(sets):
         try:
-            return run_user(f, args, kwargs)
+            result = run_user(f, args, kwargs)
         except RuntimeError as error:
             if "tensor subclasses" in str(error) or "Cannot access data pointer" in str(error):
                 raise CaptureError(
@@ -281,6 +309,9 @@ def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: 
                     trace.emitter.location or _location(f),
                 ) from None
             raise
+    if sets is not None:
+        sets.check_ended()
+    return result
 
 
 def _refuse_hooks(references: References) -> None:

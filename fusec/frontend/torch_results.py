@@ -113,6 +113,8 @@ class Result:
             known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}
             self._slots = [known[id(leaf)] for leaf in leaves]
             for leaf in distinct.values():
+                if trace.row_sets is not None:
+                    trace.row_sets.check_returned(trace.fake(leaf))
                 is_made = trace.handle(leaf).memory.source is None
                 check_returned(leaf, is_made)
                 if is_made and leaf.is_inference() != self._inference:

@@ -55,10 +55,11 @@ from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_layout, check_overlap, takes_outs
+from fusec.frontend.torch_row_sets import ChosenRowsError, RowSets
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.chosen_calls import RESAMPLING
-from fusec.ir.nodes import Value
+from fusec.ir.nodes import Op, Value
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -103,6 +104,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them. ``namer``: names what a
     graph's nodes make, where it is a graph that runs. ``for_gpu``: tensors on the CPU stand for such on a GPU.
+    ``rows``: rows that data chooses are followed; else they are a ChosenRowsError.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         namer: Namer | None = None,
         *,
         for_gpu: bool = False,
+        rows: bool = False,
     ) -> None:
         TracedTensors.__init__(self, name, references, for_code=namer is None, for_gpu=for_gpu)
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
@@ -121,6 +124,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.abandoned: list[range] = []
         self.branches: list[tuple[Value, bool]] = []
         """The values that branches have asked for, with what they found."""
+        self.row_sets = RowSets(self) if rows else None
         self._fallback = fallback
         self.emitter.calls = fallback != "error"
         self._depth = 0
@@ -193,6 +197,12 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return wrap(args[0])
         args = map_tensors(self._as_fake, args)
         kwargs = {key: map_tensors(self._as_fake, value) for key, value in kwargs.items()}
+        if self.row_sets is not None:
+            return self.row_sets.call(func, name, args, kwargs, lambda: self._call(func, name, args, kwargs))
+        return self._call(func, name, args, kwargs)
+
+    def _call(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
+        """A call on fake tensors."""
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
@@ -245,6 +255,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 known = grouped_matmul(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
                 return known if known is not None else func(*args, **kwargs)
         except DataDependentOutputException:
+            if self.row_sets is not None and func is torch.ops.aten._local_scalar_dense.default:
+                number = self.row_sets.known(self.value(args[0]))
+                if number is not None:
+                    return number.item()
             if is_branch(func, args):
                 outcome = self._outcome(args[0])
                 if outcome is not None:
@@ -255,7 +269,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.emitter.location,
             ) from None
         except DynamicOutputShapeException:
-            raise DataDependentError(
+            raise ChosenRowsError(
                 f"{self.emitter.call}: the result's shape depends on the values of a tensor; {_ADVICE}",
                 self.emitter.location,
             ) from None
@@ -267,6 +281,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if "NestedTensorImpl" in str(error):  # PyTorch's own error where it makes a fake of one
                 raise self._not_strided("nested") from None
             raise
+
+    def made_by(self, value: Value) -> Op | None:
+        """The op that makes a value."""
+        return self.builder.producer(value)
 
     def _outcome(self, asked: torch.Tensor) -> bool | None:
         """What a branch is to find in a tensor; None where nobody has said."""

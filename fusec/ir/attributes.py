@@ -117,12 +117,14 @@ class GroupedDotAttributes(Attributes):
     """Rows ``[m, k]`` in groups, one after another, each multiplied with its own matrix of ``[groups, ...]``.
 
     ``rhs_contract``: the matrices' contracted axis, 1 or 2. ``sizes``: rows of each group; without, a third operand
-    says where each group ends. Rows behind the last group are 0. ``dtype`` as in :class:`DotAttributes`.
+    says where each group ends. Rows behind the last group are 0. ``dtype`` as in :class:`DotAttributes`. ``apart``:
+    each matrix is an operand of its own, one after another; there are so many. 0 where one operand has all.
     """
 
     rhs_contract: int
     sizes: tuple[int, ...] = ()
     dtype: DType | None = None
+    apart: int = 0
 
 
 @dataclass(frozen=True)

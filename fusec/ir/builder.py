@@ -28,6 +28,7 @@ class Builder:
         self._taken: set[str] = set()
         self._next_suffix: dict[str, int] = {}
         self._constants: dict[tuple[str, DType, str], Value] = {}
+        self._producers: dict[Value, Op] = {}
 
     def __len__(self) -> int:
         """How many ops have been made."""
@@ -67,7 +68,12 @@ class Builder:
         wanted = list(names) + [None] * (len(types) - len(names))
         results = tuple(Value(t, self.unique(n)) for t, n in zip(types, wanted, strict=True))
         self._ops.append(Op(definition, operands, attributes, results, location))
+        self._producers.update(dict.fromkeys(results, self._ops[-1]))
         return results
+
+    def producer(self, value: Value) -> Op | None:
+        """The op that makes a value; None for an input."""
+        return self._producers.get(value)
 
     def emit(
         self,

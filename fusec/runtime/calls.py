@@ -80,7 +80,8 @@ def first_checked(
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:
     graph = parse(attributes.arguments)
     on_gpu = any(is_gpu(v.type.device) for v in (*graph.inputs, *graph.outputs))
-    if arrays.library == "torch" and (on_gpu or all(op.definition.kind == "scan" for op in graph.ops)):
+    own = all(op.definition.kind in ("scan", "view") or op.name == "grouped_dot" for op in graph.ops)
+    if arrays.library == "torch" and (on_gpu or own):
         return _by_library(graph)
 
     def run(*operands: Any) -> list[Any]:
@@ -97,7 +98,7 @@ def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., 
 def _by_library(graph: Graph) -> Callable[..., Sequence[Any]]:
     """The reference would fetch operands from a GPU; the library's functions compute where they are.
 
-    On a CPU PyTorch's scans add up in f64, on all cores.
+    On a CPU PyTorch's scans add up in f64, on all cores; its products are those of matrices.
     """
     from fusec.runtime.torch_graph import graph_function  # torch is imported only where its tensors come
 

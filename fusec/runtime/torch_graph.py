@@ -196,6 +196,8 @@ def _mover(op: Op, shape: tuple[int, ...]) -> Function:
             return lambda *xs: torch.cat(xs, axis)
         case PadAttributes():
             return _pad(op.attributes, shape)
+        case _ if op.name == "scatter_add_where":
+            return lambda x, index, value, mask: x.index_add(0, index[mask], value[mask])
         case GatherAttributes(axis=axis) if op.name == "scatter_add":
             return lambda x, i, value: x.index_add(axis, i, value)
         case GatherAttributes(axis=axis) if op.name == "gather":
@@ -256,15 +258,24 @@ def _search(name: str, axis: int) -> Function:
 def _grouped_dot(attributes: GroupedDotAttributes, shape: tuple[int, ...]) -> Function:
     one = _dot(DotAttributes((1,), (attributes.rhs_contract - 1,), dtype=attributes.dtype), (-1, shape[1]))
 
-    def run(rows: Tensor, matrices: Tensor, *ends: Tensor) -> Tensor:
+    def run(rows: Tensor, *operands: Tensor) -> Tensor:
+        apart = attributes.apart
+        matrices, ends = (operands[:apart], operands[apart:]) if apart else (operands[0], operands[1:])
         made = torch_dtype(attributes.dtype) if attributes.dtype else rows.dtype
-        result = rows.new_zeros(shape, dtype=made)
+        result = rows.new_empty(shape, dtype=made)
+        in_place = made == rows.dtype and made.is_floating_point
         stops = ends[0].tolist() if ends else accumulate(attributes.sizes)
         start = 0
-        for matrix, stop in zip(matrices, stops, strict=True):
+        for number, stop in enumerate(stops):
             if start < stop:
-                result[start:stop] = one(rows[start:stop], matrix)
+                matrix = matrices[number]
+                if in_place:
+                    right = matrix if attributes.rhs_contract == 1 else matrix.t()
+                    torch.mm(rows[start:stop], right, out=result[start:stop])
+                else:
+                    result[start:stop] = one(rows[start:stop], matrix)
             start = max(start, stop)
+        result[start:].zero_()
         return result
 
     return run

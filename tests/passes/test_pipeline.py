@@ -55,7 +55,7 @@ def test_the_schedule_names_every_kernel_with_its_tiles_and_times() -> None:
     assert all("tile_m=" in line and "predicted=" in line and "limit=" in line for line in lines[1:])
 
 
-NEEDED = ("aliases", "lookups", "writes", "empty", "indices", "outputs")
+NEEDED = ("aliases", "lookups", "writes", "experts", "empty", "indices", "outputs")
 
 
 @pytest.mark.parametrize("name", [n for n in PASS_NAMES if n not in (*NEEDED, "canonicalize")])

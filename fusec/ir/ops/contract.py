@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fusec.errors import TypeRuleError
@@ -72,7 +74,7 @@ def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:
 
 
 def _grouped_rule(types: Types, attributes: GroupedDotAttributes) -> Types:
-    rows, matrices, *ends = types
+    rows, matrices, *ends = _one_array(types, attributes)
     require_same_dtype((rows, matrices))
     require_kind((rows, matrices), NUMBER)
     contracted = attributes.rhs_contract
@@ -88,7 +90,20 @@ def _grouped_rule(types: Types, attributes: GroupedDotAttributes) -> Types:
     return (TensorType(attributes.dtype or rows.dtype, (rows.shape[0], matrices.shape[3 - contracted]), rows.device),)
 
 
+def _one_array(types: Types, attributes: GroupedDotAttributes) -> Types:
+    """The operands as if one of them had all matrices."""
+    if not attributes.apart:
+        return types
+    rows, *matrices = types[: attributes.apart + 1]
+    if len(matrices) < attributes.apart or any(m != matrices[0] or m.rank != 2 for m in matrices):
+        raise TypeRuleError(f"{show(types)}: there are not {attributes.apart} matrices of one type")
+    return (rows, matrices[0].with_shape((len(matrices), *matrices[0].shape)), *types[attributes.apart + 1 :])
+
+
 def _grouped_dot(arrays: Arrays, attributes: GroupedDotAttributes) -> Array:
+    if attributes.apart:
+        matrices, ends = np.stack(arrays[1 : attributes.apart + 1]), arrays[attributes.apart + 1 :]
+        return _grouped_dot((arrays[0], matrices, *ends), replace(attributes, apart=0))
     rows, matrices, *ends = arrays
     stops = np.cumsum(attributes.sizes) if attributes.sizes else np.asarray(ends[0])
     kind = rows.dtype if attributes.dtype is None else attributes.dtype.numpy
@@ -173,7 +188,7 @@ def _einsum(arrays: Arrays, attributes: EinsumAttributes) -> Array:
 
 DOT_OPS: tuple[OpDef, ...] = (
     define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot, monoid=MONOIDS["sum"]),
-    define("grouped_dot", "dot", GroupedDotAttributes, (2, 3), _grouped_rule, _grouped_dot),
+    define("grouped_dot", "dot", GroupedDotAttributes, (2, None), _grouped_rule, _grouped_dot),
 )
 
 CONTRACTION_COMPOSITES: tuple[OpDef, ...] = (

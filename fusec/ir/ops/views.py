@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     AliasAttributes,
+    Attributes,
     ConcatAttributes,
     GatherAttributes,
     PadAttributes,
@@ -35,7 +36,7 @@ from fusec.ir.definition import (
 )
 from fusec.ir.index import add, bounds, floordiv, product, sub
 from fusec.ir.ops.shapes import broadcast_shapes, shape_text
-from fusec.ir.types import NUMBER, Dim
+from fusec.ir.types import NUMBER, Dim, bool_
 
 
 def _permute_rule(types: Types, attributes: PermuteAttributes) -> Types:
@@ -279,6 +280,19 @@ def _scatter_add(arrays: Arrays, attributes: GatherAttributes) -> Array:
     return np.ascontiguousarray(np.moveaxis(rows, 0, attributes.axis))
 
 
+def _scatter_add_where_rule(types: Types, _: Attributes) -> Types:
+    mask = types[3]
+    (made,) = _scatter_add_rule(types[:3], GatherAttributes(0))
+    if mask.dtype is not bool_ or mask.shape != types[1].shape:
+        raise TypeRuleError(f"{mask} does not say which rows at {types[1]} are added")
+    return (made,)
+
+
+def _scatter_add_where(arrays: Arrays, _: Attributes) -> Array:
+    x, index, value, mask = arrays
+    return _scatter_add((x, index[mask], value[mask]), GatherAttributes(0))
+
+
 def _alias_rule(types: Types, attributes: AliasAttributes) -> Types:
     return types
 
@@ -302,6 +316,7 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
     define("scatter_add", "scatter", GatherAttributes, (3, 3), _scatter_add_rule, _scatter_add),
+    define("scatter_add_where", "scatter", Attributes, (4, 4), _scatter_add_where_rule, _scatter_add_where),
     define("alias", "alias", AliasAttributes, (1, 1), _alias_rule, _alias),
     define("update", "write", UpdateAttributes, (2, None), _update_rule, _update),
 )

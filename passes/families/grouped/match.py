@@ -16,6 +16,8 @@ def match_grouped(partition: Partition, log: Log, blocked: bool) -> None:
             continue
         group = Group("grouped", op.result.type.shape)
         seed(partition, group, op)
+        if not blocked:
+            continue  # a CPU's products are the library's
         for sibling in _siblings(partition, op):
             if not partition.would_cycle(group.ops, sibling):
                 seed(partition, group, sibling)

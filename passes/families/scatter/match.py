@@ -12,7 +12,7 @@ from fusec.passes.groups.partition import Group, Partition
 def match_scatters(partition: Partition, log: Log, blocked: bool = False) -> None:
     """A ``scatter_add``, and the maps and gathers that nothing else needs and that make what it adds."""
     for op in partition.graph.ops:
-        if op in partition.owner or op.definition.kind != "scatter":
+        if op in partition.owner or op.name != "scatter_add":
             continue
         value = op.operands[2]
         group = Group("scatter", value.type.shape)
