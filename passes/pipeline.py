@@ -29,9 +29,10 @@ from fusec.passes.group_rows import group_rows
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.loops.roll import roll_loops
+from fusec.passes.lower.alike import Alike
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
-from fusec.passes.lower.program import assemble
+from fusec.passes.lower.program import LowerGroup, assemble
 from fusec.passes.lower_argreduce import lower_argreduce
 from fusec.passes.masks import masks_apart
 from fusec.passes.moments import moments_of_parts
@@ -110,10 +111,13 @@ def lower(
     run.record("capture", graph)
     graph, declined = _grouped(graph, run, target, threads=threads, precision=precision)
     chooser = selector or default_selector(target, threads, rates)
+    lower_group: LowerGroup = chooser.lower
+    if isinstance(chooser, Selector) and not chooser.by_name:
+        lower_group = Alike(chooser.lower)
 
     def choose(context: LoweringContext) -> LoweredGroup | Pieces:
         with tracing.span(f"schedule {context.name}", "compile"):
-            return chooser.lower(context)
+            return lower_group(context)
 
     program = run.timed("lower", lambda: assemble(graph, target, choose, chooser.report, declined))
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())), precision=precision)
@@ -209,8 +213,8 @@ def graph_passes(
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.
-        # On a GPU layers of one array are views of it, so that their kernels are one.
-        "fuse": lambda g: with_outer_slices(fuse(g, log, blocked=gpu)) if gpu else fuse(g, log),
+        # Layers of one array are views of it, so that their kernels are one.
+        "fuse": lambda g: with_outer_slices(fuse(g, log, blocked=gpu), blocked=gpu),
     }
 
 

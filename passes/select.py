@@ -36,6 +36,11 @@ class Selector:
         """The rates to count with: the measured ones, or what is usual for the target."""
         return self.rates or usual_rates(self.target, self.threads)
 
+    @property
+    def by_name(self) -> bool:
+        """Whether choices depend on a group's name, so that groups which differ in names alone may have two kernels."""
+        return bool(self.tuned)
+
     def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
         return list(family_of(context.op).cpu.candidates(context, CpuMachine(self.target, self.threads)))

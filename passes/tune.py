@@ -81,6 +81,11 @@ class TuningSelector(Selector):
     measured: list[Choice] = field(default_factory=list)
     stopped: bool = False
 
+    @property
+    def by_name(self) -> bool:
+        """Each group is told of in ``measured``; one of the same structure is remembered, not measured again."""
+        return True
+
     def lower(self, context: LoweringContext) -> LoweredGroup:
         """The group's kernel with the fastest right candidate; symbolic extents are not measured."""
         candidates = self.candidates(context)

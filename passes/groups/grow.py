@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
+from heapq import heappop, heappush
+from itertools import islice
 
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.nodes import Op, Value
@@ -49,13 +51,24 @@ def _set_reduced_position(group: Group, op: Op) -> None:
 
 def grow_consumers(partition: Partition, group: Group, log: Log, but: Callable[[Op], bool] = lambda op: False) -> None:
     """Absorbs, in graph order, every op that continues the group's values at the same points; none that is ``but``."""
-    for op in partition.graph.ops:
-        if op in group.ops or not any(v in group.position for v in op.operands):
+    order, ops = partition.order, partition.graph.ops
+    told = list(group.position)
+    waiting = sorted({order[op] for v in told for op in partition.uses.get(v, ())})
+    number = -1
+    while waiting:
+        before, number = number, heappop(waiting)
+        op = ops[number]
+        if number == before or op in group.ops:
             continue
         if op in partition.free:
             _follow_view(op, group)
         elif op not in partition.owner and not but(op):
             _try_consumer(partition, group, op, log)
+        for value in islice(group.position, len(told), None):
+            told.append(value)
+            for reader in partition.uses.get(value, ()):
+                if order[reader] > number:
+                    heappush(waiting, order[reader])
 
 
 def _follow_view(op: Op, group: Group) -> None:
@@ -150,30 +163,29 @@ def grow_producers(
 
     ``allowed`` vetoes an op (too dear to recompute). ``entries`` limits it to producers of these values.
     """
-    reachable: set[Op] | None = None
-    if entries is not None:
-        reachable = set()
-        for value in entries:
-            _mark(partition, value, reachable)
-    for op in reversed(partition.graph.ops):
-        if op in partition.owner or op in partition.free or op.definition.kind not in POINTWISE:
-            continue
-        if reachable is not None and op not in reachable:
+    order, ops = partition.order, partition.graph.ops
+    waiting: list[int] = []
+
+    def note(values: Iterable[Value]) -> None:
+        for value in values:
+            for source in partition.sources_of(value):
+                op = partition.producers.get(source)
+                if op is not None and op.definition.kind in POINTWISE:
+                    heappush(waiting, -order[op])
+
+    note(entries if entries is not None else dict.fromkeys(v for op in group.ops for v in op.operands))
+    number = len(ops)
+    while waiting:
+        before, number = number, -heappop(waiting)
+        op = ops[number]
+        if number == before or op in partition.owner:
             continue
         consumers = partition.compute_consumers(op)
         if not consumers or partition.escapes(op) or op.result in partition.stored:
             continue
         if all(c in group.ops for c in consumers) and allowed(op):
             partition.add(group, [op])
-
-
-def _mark(partition: Partition, value: Value, found: set[Op]) -> None:
-    for source in partition.sources_of(value):
-        op = partition.producers.get(source)
-        if op is not None and op not in found and op.definition.kind in POINTWISE and op not in partition.owner:
-            found.add(op)
-            for operand in op.operands:
-                _mark(partition, operand, found)
+            note(op.operands)
 
 
 def is_cheap(op: Op) -> bool:

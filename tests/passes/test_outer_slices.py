@@ -40,7 +40,7 @@ def test_layers_are_one_kernel(count: int) -> None:
 def cut(body: str, of: str = "%w", more: str = "") -> str:
     """What stands before the kernel that reads ``of``."""
     graph = parse(f"graph @g(%w: f32[6, 8], %x: f32[4, 8]) {{\n{body}\nreturn %y{more}\n}}")
-    text = str(with_outer_slices(fuse(graph, blocked=True)))
+    text = str(with_outer_slices(fuse(graph, blocked=True), blocked=True))
     return re.split(r"fused\(", text)[0].split("{", 1)[1]
 
 
@@ -77,3 +77,56 @@ def test_a_layer_that_was_written_is_a_view_of_its_array() -> None:
     program = check(text, target="cuda:sm_90").lowered.program
     read = program.slots[program.steps[-1].arguments[0]]  # type: ignore[union-attr]
     assert (read.kind, read.source, read.offset) == ("view", program.inputs[0], 64)
+
+
+def steps(count: int, more: str = "") -> str:
+    """A loop over time: each step reads a slice of one array."""
+    lines = []
+    for k in range(count):
+        cut = f"starts=[0, {k}, 0], stops=[6, {k + 1}, 8], steps=[1, 1, 1]"
+        lines += [
+            f"%s{k} = slice(%x) {{{cut}}} : f32[6, 1, 8]",
+            f"%r{k} = reshape(%s{k}) : f32[6, 8]",
+            f"%d{k} = dot(%h{k}, %w) {{contract=[1]x[1]}} : f32[6, 8]",
+            f"%a{k} = add(%d{k}, %r{k}) : f32[6, 8]",
+            f"%h{k + 1} = tanh(%a{k}) : f32[6, 8]",
+        ]
+    head = f"graph @steps(%x: f32[6, {count}, 8]{more}, %h0: f32[6, 8], %w: f32[8, 8]) {{"
+    return "\n".join([head, *lines, f"return %h{count}", "}"])
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_steps_of_a_loop_are_one_kernel_on_a_cpu(count: int) -> None:
+    program = check(steps(count), target="cpu:x86-64-v3").lowered.program
+    assert (len(program.kernels), len(program.steps)) == (1, count)
+
+
+def test_a_slice_in_a_kernel_like_no_other_stays_inside_on_a_cpu() -> None:
+    graph = fuse(parse(steps(1)))
+    assert with_outer_slices(graph, blocked=False) is graph
+
+
+def test_slices_of_a_fixed_array_stay_inside_on_a_cpu() -> None:
+    """What is packed from such an array is kept."""
+    graph = fuse(parse(steps(3).replace("f32[6, 3, 8]", 'f32[6, 3, 8] static "x"')))
+    assert with_outer_slices(graph, blocked=False) is graph
+
+
+def test_slices_of_an_array_that_is_written_stay_inside_on_a_cpu() -> None:
+    update = "%m = exp(%n) : f32[6, 1, 8]\n%u = update(%x, %m) {starts=[0, 0, 0]} : f32[6, 3, 8]\nreturn %u mutates=0, %h3"
+    text = steps(3, ", %n: f32[6, 1, 8]").replace("return %h3", update)
+    graph = fuse(parse(text))
+    assert with_outer_slices(graph, blocked=False) is graph
+    check(text, target="cpu:x86-64-v3")
+
+
+def test_chunks_of_what_a_kernel_makes_are_one_kernel_on_a_cpu() -> None:
+    body = "\n".join(
+        f"%s{k} = slice(%e) {{starts=[{4 * k}, 0], stops=[{4 * k + 4}, 8], steps=[1, 1]}} : f32[4, 8]\n"
+        f"%t{k} = permute(%s{k}) {{permutation=[1, 0]}} : f32[8, 4]\n"
+        f"%y{k} = dot(%s{k}, %t{k}) {{contract=[1]x[0]}} : f32[4, 4]"
+        for k in range(3)
+    )
+    text = f"graph @g(%a: f32[12, 16], %b: f32[16, 8]) {{\n%e = dot(%a, %b) {{contract=[1]x[0]}} : f32[12, 8]\n{body}\n"
+    program = check(f"{text}return %y0, %y1, %y2\n}}", target="cpu:x86-64-v3").lowered.program
+    assert (len(program.kernels), len(program.steps)) == (2, 4)

@@ -155,6 +155,8 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
         return Declined(RULE, reason, consumer.location)
 
     for side in (0, 1):
+        if not _has_long_axes(consumer, side):
+            continue
         made = [p for p in products_above(partition, consumer.operands[side]) if p not in partition.owner]
         if made and all(_is_small_beside(p, consumer, side) for p in made):
             break
@@ -193,11 +195,17 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
     )
 
 
-def _is_small_beside(product: Op, consumer: Op, side: int) -> bool:
-    """Whether the rows of a product's operands and of a consumer's result are short beside the space's own axes."""
+def _has_long_axes(consumer: Op, side: int, row: int = 1) -> bool:
+    """Whether a consumer's rows of values, and rows of ``row`` elements, are short beside the axes of a space that is
+    its operand number ``side``."""
     axes = contraction(consumer)
     rows, values = (axes.n, axes.m) if side else (axes.m, axes.n)
-    return min(rows, axes.k) >= LARGE_BESIDE * max(contraction(product).k, values)
+    return min(rows, axes.k) >= LARGE_BESIDE * max(row, values)
+
+
+def _is_small_beside(product: Op, consumer: Op, side: int) -> bool:
+    """Whether the rows of a product's operands and of a consumer's result are short beside the space's own axes."""
+    return _has_long_axes(consumer, side, contraction(product).k)
 
 
 def products_above(partition: Partition, value: Value) -> list[Op]:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that differ in names alone are scheduled and lowered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from fusec.ir.nodes import Value
+from fusec.passes.groups.structure import Key, structure_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.tile.scalar import Buffer
+
+Passed = tuple[Value | Buffer, ...]
+
+
+@dataclass
+class Alike:
+    """Lowers a group by ``lower``, or gives what it made of one before, for this one's values.
+
+    ``lower`` must depend on nothing but the group's structure, its layouts in memory and what is static of its inputs.
+    The kernels of later groups keep the names of the first one's parameters.
+    """
+
+    lower: Callable[[LoweringContext], LoweredGroup]
+    known: dict[Key, tuple[LoweredGroup, tuple[Value, ...]]] = field(default_factory=dict)
+
+    def __call__(self, context: LoweringContext) -> LoweredGroup:
+        key, values = structure_of(context.op, lambda value: (context.strides[value], value in context.static))
+        found = self.known.get(key)
+        if found is None:
+            made = self.lower(context)
+            self.known[key] = made, values
+            return made
+        before, others = found
+        return _for_values(before, dict(zip(others, values, strict=True)), context.name)
+
+
+def _for_values(lowered: LoweredGroup, values: Mapping[Value, Value], name: str) -> LoweredGroup:
+    """A lowered group with other values for those that it was lowered with."""
+
+    def passed(arguments: Passed) -> Passed:
+        return tuple(x if isinstance(x, Buffer) else values[x] for x in arguments)
+
+    return replace(
+        lowered,
+        kernel=replace(lowered.kernel, name=name),
+        arguments=passed(lowered.arguments),
+        packs=tuple(replace(p, sources=tuple(values[v] for v in p.sources)) for p in lowered.packs),
+        reductions=tuple(replace(r, arguments=passed(r.arguments)) for r in lowered.reductions),
+    )
