@@ -17,7 +17,7 @@ from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
-from fusec.passes.lower.share import kernel_key
+from fusec.passes.lower.share import is_same_but_name, kernel_key
 from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_strides
 from fusec.passes.writes import updates_of
 from fusec.runtime.library import CHECK_INDEX
@@ -45,6 +45,7 @@ class _Assembly:
     declined: list[Declined] = field(default_factory=list)
     packed: dict[tuple[object, ...], int] = field(default_factory=dict)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
+    same: dict[int, tuple[Kernel, str]] = field(default_factory=dict)
     updates: dict[Value, Op] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     producers: dict[Value, Op] = field(init=False)
@@ -263,10 +264,14 @@ def _scratch(a: _Assembly, buffer: Buffer, op: Op) -> int:
 
 def _kernel(a: _Assembly, kernel: Kernel) -> str:
     """Adds a kernel, unless the program has its like under another name, and returns the name to launch."""
+    lowered_before = a.same.get(id(kernel.body))
+    if lowered_before is not None and is_same_but_name(kernel, lowered_before[0]):
+        return lowered_before[1]
     key = kernel_key(kernel)
     if key not in a.names:
         a.names[key] = kernel.name
         a.kernels.append(kernel)
+    a.same[id(kernel.body)] = kernel, a.names[key]
     return a.names[key]
 
 

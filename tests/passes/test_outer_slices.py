@@ -113,7 +113,9 @@ def test_slices_of_a_fixed_array_stay_inside_on_a_cpu() -> None:
 
 
 def test_slices_of_an_array_that_is_written_stay_inside_on_a_cpu() -> None:
-    update = "%m = exp(%n) : f32[6, 1, 8]\n%u = update(%x, %m) {starts=[0, 0, 0]} : f32[6, 3, 8]\nreturn %u mutates=0, %h3"
+    update = (
+        "%m = exp(%n) : f32[6, 1, 8]\n%u = update(%x, %m) {starts=[0, 0, 0]} : f32[6, 3, 8]\nreturn %u mutates=0, %h3"
+    )
     text = steps(3, ", %n: f32[6, 1, 8]").replace("return %h3", update)
     graph = fuse(parse(text))
     assert with_outer_slices(graph, blocked=False) is graph
