@@ -4,8 +4,8 @@
 A kernel computes elementwise chains of f16 and bf16 values in f32 and rounds at a store or a ``cast``
 (:class:`fusec.tile.scalar.Apply`), which only adds accuracy. Two things need to be said in the graph: sums
 and products accumulate in f32, and an op with jumps (a comparison, ``floor``, a cast to integers) sees the
-rounded value that the code as written shows it. A ``cast`` to the operand's own dtype is such a rounding.
-The user's own casts stay, each of them a rounding.
+rounded value that the code as written shows it, made of values that are rounded at each step. A ``cast`` to the
+operand's own dtype is such a rounding. The user's own casts stay, each of them a rounding.
 
 On a CPU a mean of f32 is a sum in f64 that is divided there: what is subtracted from equal numbers is then equal to
 them, as it is where PyTorch's norms take their mean.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
+from fusec.ir.builder import unused_name
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -36,7 +37,48 @@ def precision(graph: Graph, *, tf32: bool = False, doubles: bool = False) -> Gra
     products of f32 are made in it.
     """
     rules = (*PRECISION_RULES, *((allow_tf32,) if tf32 else ()), *((mean_in_f64, product_in_f64) if doubles else ()))
-    return rewrite(graph, rules)
+    return rewrite(_with_rounded_steps(graph), rules)
+
+
+def _with_rounded_steps(graph: Graph) -> Graph:
+    """Each step on the way to an op with jumps reads rounded halves: a scale's digits decide where integers lie."""
+    producers = graph.producers()
+    last: set[Value] = set()  # the last step is rounded in front of the op with jumps
+    deciding: set[Value] = set()
+    for op in reversed(graph.ops):
+        halves = [v for v in op.operands if v.type.dtype in _HALF]
+        if any(result in deciding for result in op.results):
+            deciding.update(halves if _takes_roundings(op) else ())
+        elif any(result in last for result in op.results):
+            (deciding if _is_step(op) else last).update(halves if _takes_roundings(op) else ())
+        elif op.name in _JUMPS and not _is_plain_cast(op):
+            last.update(v for v in halves if is_unrounded(producers.get, v))
+    reading = deciding | last
+    ops: list[Op] = []
+    rounded: dict[Value, Value] = {}
+    taken = {value.name for op in graph.ops for value in op.results} | {value.name for value in graph.inputs}
+    for op in graph.ops:
+        if rounded and (op.name in _JUMPS or any(result in reading for result in op.results)):
+            op = replace(op, operands=tuple(rounded.get(v, v) for v in op.operands))
+        ops.append(op)
+        for result in op.results:
+            if result in deciding and _is_step(op):
+                rounded[result] = value = Value(result.type, unused_name(f"{result.name}_rounded", taken))
+                attributes = CastAttributes(result.type.dtype)
+                ops.append(Op(OPS["cast"], (result,), attributes, (value,), op.location))
+    return graph.with_ops(ops) if rounded else graph
+
+
+def _takes_roundings(op: Op) -> bool:
+    """Whether what an op reads decides what it makes."""
+    return op.name != "cast" and op.definition.kind not in ("create", "extern", "dot")
+
+
+def _is_step(op: Op) -> bool:
+    """Whether the code as written rounds what a kernel may hold with the digits of f32."""
+    if op.name == "cast":
+        return is_implied_cast(op)
+    return not op.definition.exact and op.definition.kind in ("elementwise", "dot", "composite")
 
 
 @rule("reduce_sum", "reduce_prod")

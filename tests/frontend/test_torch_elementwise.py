@@ -108,3 +108,27 @@ def test_zeros_of_norms_have_the_librarys_sign(name: str, dtype: torch.dtype) ->
     got, right = fusec.jit(NORMS[name])(x), NORMS[name](x)
     torch.testing.assert_close(got, right)
     assert torch.equal(got.signbit(), right.signbit())
+
+
+def _integers_of_rows(x: Tensor) -> list[Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return [(x / scale).round().clamp(-128, 127).to(torch.int8), scale]
+
+
+def _float8_of_rows(x: Tensor) -> list[Tensor]:
+    scale = 448 / x.abs().amax(-1, keepdim=True)
+    return [(x * scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()]
+
+
+def _unsigned_of_rows(x: Tensor) -> list[Tensor]:
+    high, low = x.amax(-1, True), x.amin(-1, True)
+    scale = (high - low) / 255
+    return [((x / scale).round() + (-low / scale).round()).clamp(0, 255).to(torch.uint8)]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("quantised", [_integers_of_rows, _float8_of_rows, _unsigned_of_rows])
+def test_integers_of_quantised_rows_are_eagers(quantised: Callable[[Tensor], list[Tensor]], dtype: torch.dtype) -> None:
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for ours, theirs in zip(fusec.jit(quantised, fallback="error")(x), quantised(x), strict=True):
+        assert torch.equal(ours, theirs)

@@ -70,6 +70,55 @@ def test_a_comparison_sees_the_rounded_sum() -> None:
     )
 
 
+def test_each_step_to_a_jump_is_rounded() -> None:
+    """The scale of a row decides where its integers lie."""
+    becomes(
+        precision,
+        """
+        graph @g(%x: bf16[4, 9]) {
+          %m = reduce_max(%x) {axes=[1]} : bf16[4]
+          %s = div(%m, bf16(127.0)) : bf16[4]
+          %k = reshape(%s) : bf16[4, 1]
+          %q = div(%x, %k) : bf16[4, 9]
+          %y = round(%q) : bf16[4, 9]
+          %i = cast(%y) : i8[4, 9]
+          return %i, %s
+        }
+        """,
+        """
+        graph @g(%x: bf16[4, 9]) {
+          %m = reduce_max(%x) {axes=[1]} : bf16[4]
+          %s = div(%m, bf16(127.0)) : bf16[4]
+          %s_rounded = cast(%s) : bf16[4]
+          %k = reshape(%s_rounded) : bf16[4, 1]
+          %q = div(%x, %k) : bf16[4, 9]
+          %q_rounded = cast(%q) : bf16[4, 9]
+          %y = round(%q_rounded) : bf16[4, 9]
+          %i_rounded = cast(%y) : bf16[4, 9]
+          %i = cast(%i_rounded) : i8[4, 9]
+          return %i, %s
+        }
+        """,
+        special=False,
+    )
+
+
+def test_steps_that_decide_nothing_keep_their_digits() -> None:
+    graph = computes_the_same(
+        precision,
+        """
+        graph @g(%x: bf16[9], %z: bf16[9]) {
+          %a = mul(%x, %z) : bf16[9]
+          %b = exp(%a) : bf16[9]
+          %t = lt(%x, %z) : bool[9]
+          %y = select(%t, %b, %x) : bf16[9]
+          return %y
+        }
+        """,
+    )
+    assert not [op for op in graph.ops if op.name == "cast"]
+
+
 @pytest.mark.parametrize("call", ["floor(%a) : f16[9]", "cast(%a) : i32[9]", "argmax(%a) {axis=0} : i64[]"])
 def test_other_jumps(call: str) -> None:
     graph = computes_the_same(
