@@ -110,7 +110,8 @@ class BoundMethods:
 
 
 class JitModule:
-    """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
+    """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training,
+    the class that ``isinstance`` sees.
 
     A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one, and where a
     method calls the module (``generate()`` does), that call is compiled. ``runtime/torch_module.py`` makes the classes
@@ -129,7 +130,21 @@ class JitModule:
         if captures.running:
             return dispatcher(args, kwargs)
         result = dispatcher.entry(args, kwargs)
-        return result if result is not MISS else dispatcher.after(args, kwargs)
+        if result is not MISS:
+            return result
+        if _is_fx_tracing():
+            return self.__dict__[COMPILED]._call_impl(*args, **kwargs)
+        return dispatcher.after(args, kwargs)
+
+    @property
+    def __class__(self) -> Any:
+        """The module's: ``isinstance`` tells what it tells of the module, and what changes the class (a
+        parametrization) changes the module's."""
+        return self.__dict__[COMPILED].__class__
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        self.__dict__[COMPILED].__class__ = kind
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__[COMPILED]
@@ -149,6 +164,13 @@ class JitModule:
 
     def __repr__(self) -> str:
         return f"fusec.jit({self.__dict__[COMPILED]!r})"
+
+
+def _is_fx_tracing() -> bool:
+    """Whether torch.fx records calls. It knows the modules of the model that it traces: the compiled one is among
+    them, the one that it stands for is not, and the names of its children are found in both."""
+    tracer = sys.modules.get("torch.fx._symbolic_trace")
+    return tracer is not None and bool(tracer.is_fx_symbolic_tracing())
 
 
 def original(module: JitModule) -> Any:

@@ -38,6 +38,9 @@ class _TorchModule(JitModule, nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return compiled_module, (original(self), self._fusec.make)
 
+    def __copy__(self) -> _TorchModule:
+        return compiled_module(copy.copy(original(self)), self._fusec.make)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _TorchModule:
         return compiled_module(copy.deepcopy(original(self), memo), self._fusec.make)
 

@@ -14,9 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from jitted import plans, same, strict  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.notices import RunsAsWritten  # noqa: E402
+from fusec.runtime.jit import JitModule  # noqa: E402
 
 
 class Scaled(torch.nn.Linear):
@@ -202,3 +204,90 @@ def test_transforms_and_tracers(name: str, simple: tuple[Any, Any]) -> None:
         found = TRANSFORMS[name](compiled, module)
     assert len({str(w.message) for w in told if w.category is RunsAsWritten}) <= 1
     torch.testing.assert_close(found, TRANSFORMS[name](module, module))
+
+
+def test_its_class_is_the_module_s() -> None:
+    inner = scaled()
+    compiled = fusec.jit(inner)
+    assert isinstance(compiled, Scaled)
+    assert isinstance(compiled, JitModule)
+    messages = []
+    for module in (inner, compiled):
+        with pytest.raises(RuntimeError, match="loading state_dict for Scaled") as raised:
+            module.load_state_dict({})
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_shallow_copy_has_attributes_of_its_own() -> None:
+    inner = scaled()
+    compiled = fusec.jit(inner)
+    twin = copy.copy(compiled)
+    twin.gain = 5.0
+    assert (inner.gain, compiled.gain) == (2.0, 2.0)
+    wanted = copy.copy(inner)
+    wanted.gain = 5.0
+    same(twin(X), wanted(X))
+    same(compiled(X), inner(X))
+
+
+def _weight_norm(module: Any) -> None:
+    torch.nn.utils.parametrizations.weight_norm(module)
+    with torch.no_grad():
+        module.parametrizations.weight.original0.mul_(3)
+
+
+def _unparametrized(module: Any) -> None:
+    _weight_norm(module)
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+
+
+def _old_weight_norm(module: Any) -> None:
+    torch.nn.utils.weight_norm(module)
+    with torch.no_grad():
+        module.weight_g.mul_(3)
+
+
+def _pruned(module: Any) -> None:
+    prune.l1_unstructured(module, "weight", amount=0.5)
+
+
+def _hooked(module: Any) -> None:
+    module.register_forward_hook(lambda _, args, result: result * args[0].sum())
+
+
+def _spectral_norm(module: Any) -> None:
+    torch.manual_seed(3)
+    torch.nn.utils.parametrizations.spectral_norm(module)
+
+
+def _in_double(module: Any) -> None:
+    module.to(torch.float64).to(torch.float32)
+
+
+def _constant(module: Any) -> None:
+    module.apply(lambda m: torch.nn.init.constant_(m.weight, 0.25))
+
+
+CHANGES = [_weight_norm, _unparametrized, _old_weight_norm, _pruned, _hooked, _spectral_norm, _in_double, _constant]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_done_to_a_compiled_module_is_seen_by_later_calls(change: Callable[[Any], None], nested: bool) -> None:
+    eager = torch.nn.Linear(4, 4).requires_grad_(False)
+    twin = copy.deepcopy(eager)
+    whole = torch.nn.Sequential(twin) if nested else twin
+    compiled = fusec.jit(whole)
+    same(compiled(X), eager(X))
+    change(eager)
+    change(compiled[0] if nested else compiled)
+    same(compiled(X), eager(X))
+    assert list(compiled.state_dict()) == [f"0.{name}" if nested else name for name in eager.state_dict()]
+
+
+def test_a_model_with_a_compiled_part_is_traced_by_fx() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).requires_grad_(False)
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(fusec.jit(inner), torch.nn.Tanh()))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0.0", "0.1", "1"]
+    same(traced(X), torch.tanh(inner(X)))
