@@ -41,7 +41,7 @@ def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:
             dtype = image.dtype
             if image.device.type == "cpu" and _fails_with_channels_last(c, tuple(image.shape), tuple(weight.shape)):
                 image, weight = _plain(image), _plain(weight)
-                if dtype is torch.float16:  # where there is AVX-512 FP16, it fails in this order, too
+                if dtype.itemsize == 2:  # with AVX-512 FP16 and with AMX it fails in this order, too
                     image, weight, bias = image.float(), weight.float(), None if bias is None else bias.float()
             elif places in formats:
                 weight = weight.contiguous(memory_format=formats[places])

@@ -21,6 +21,7 @@ from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.captures import is_capturing
 from fusec.runtime.entry import MISS, Entry
+from fusec.runtime.frequent import MOST, OFTEN, Repeated
 from fusec.runtime.libraries import library_of
 from fusec.runtime.library import ResultsDifferError
 from fusec.runtime.plan import Compile, Plan, PlanOptions, Signature
@@ -39,6 +40,12 @@ MOST_ALONE = 4
 
 GROWING = "its arguments hold what an earlier call left there; further calls like it are compiled"
 """Why the first of such calls runs as written."""
+
+REPEATED = (
+    f"it was compiled for {MOST} sets of extents, and for no range of them; further ones are compiled after "
+    f"{OFTEN - 1} calls (dynamic=True asks for ranges, dynamic=False for a program each)"
+)
+"""Why the first calls of such extents run as written."""
 
 log = logger("recompile")
 
@@ -63,6 +70,7 @@ class Dispatcher(Planner):
         self._count = 0
         self._refusals = Refusals()
         self._without_backward = Refusals()
+        self._repeated = Repeated()
         self._written = WrittenEntries()
         self._counting: _Counting | None = None
 
@@ -168,6 +176,8 @@ class Dispatcher(Planner):
                 self._open = (plan, *self._open)
             elif self.is_passing(arrays, leaves, spec):
                 return self._as_written(GROWING, args, kwargs, "settling")
+            elif not known and self._waits(kind, key):
+                return self._as_written(REPEATED, args, kwargs)
             else:
                 try:
                     plan = replace(self.make(arrays, leaves, spec, args, kwargs), signature=key)
@@ -184,6 +194,8 @@ class Dispatcher(Planner):
                     return self._slow(args, kwargs)
                 if plan.is_compiled:
                     self._refusals.succeeded(kind)
+                    if not known:
+                        self._repeated.made(kind)
                 if plan.capture is None and plan.branches is None:
                     failure = time.monotonic() - start
                 elif not plan.is_compiled:
@@ -221,6 +233,12 @@ class Dispatcher(Planner):
     def _makes_no_plan(self, kind: Kind) -> bool:
         """Whether a call of a kind that has no plan runs as written."""
         return self._count >= RECOMPILE_LIMIT or self._refusals.reason(kind) != ""
+
+    def _waits(self, kind: Kind, key: Signature) -> bool:
+        """Whether a program for calls like this is made when more of them have come."""
+        if self._open or self.fallback == "error" or self.general is None or self.general.extents == "fixed":
+            return False
+        return self._repeated.waits(kind, key)
 
     def _without_plan(self, known: Sequence[Plan], kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call for which no plan is made; MISS for one that is to have a plan."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which extents get a program of their own beside one for ranges: those that calls have had often.
+"""Which extents get a program of their own, beside one for ranges or where none can be made: those that come often.
 
 A program for ranges is a little slower than one that knows the extents, most of all at small ones. So an extent that
 comes now and then compiles nothing, and one that stays is as fast as if it were the only one.
@@ -7,7 +7,8 @@ comes now and then compiles nothing, and one that stays is as fast as if it were
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from fusec.ir.index import Symbol
 from fusec.ir.indexing import evaluate
@@ -18,7 +19,7 @@ OFTEN = 16
 """Calls with the same extents after which these get a program."""
 
 MOST = 8
-"""Programs that are made in this way beside one for ranges."""
+"""Programs that are made in this way beside one for ranges; and, where none can be made, at once."""
 
 _COUNTED = 4096
 """Sets of extents that are counted at a time."""
@@ -74,3 +75,28 @@ class Frequent:
         values = [(s, found[s.name]) for s in self._opening.symbols]
         fits = all((s.lo or 0) <= n and not (isinstance(s.hi, int) and n > s.hi) for s, n in values)
         return tuple(n for _, n in values) if fits else None
+
+
+class Repeated:
+    """Calls of one function that no program for ranges is for.
+
+    Those that differ in extents, strides or numbers alone are of one kind. The first :data:`MOST` of them that differ
+    are compiled at once. Of others, those that come again: a function of ever new extents would compile at each call.
+    """
+
+    def __init__(self) -> None:
+        self._made: Counter[Hashable] = Counter()
+        self._calls: Counter[Hashable] = Counter()
+
+    def made(self, kind: Hashable) -> None:
+        """Notes a program for calls of a kind."""
+        self._made[kind] += 1
+
+    def waits(self, kind: Hashable, key: Hashable) -> bool:
+        """Counts a call that there is no program for; whether none is made for it yet. key: all that it is made for."""
+        if self._made[kind] < MOST:
+            return False
+        if len(self._calls) >= _COUNTED:
+            self._calls.clear()
+        self._calls[key] += 1
+        return self._calls[key] < OFTEN
