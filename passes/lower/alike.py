@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fusec.ir.nodes import Value
 from fusec.passes.groups.structure import Key, structure_of
-from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan
 from fusec.tile.scalar import Buffer
 
 Passed = tuple[Value | Buffer, ...]
@@ -46,6 +46,14 @@ def _for_values(lowered: LoweredGroup, values: Mapping[Value, Value], name: str)
         lowered,
         kernel=replace(lowered.kernel, name=name),
         arguments=passed(lowered.arguments),
-        packs=tuple(replace(p, sources=tuple(values[v] for v in p.sources)) for p in lowered.packs),
+        packs=tuple(_pack_for(p, values) for p in lowered.packs),
         reductions=tuple(replace(r, arguments=passed(r.arguments)) for r in lowered.reductions),
     )
+
+
+def _pack_for(plan: PackPlan, values: Mapping[Value, Value]) -> PackPlan:
+    """The plan for other values, the copy under the name of its own source."""
+    known = plan.name or plan.packed.name
+    old = next((v for v in plan.sources if known.startswith(v.name)), None)
+    name = known if old is None else values[old].name + known.removeprefix(old.name)
+    return replace(plan, sources=tuple(values[v] for v in plan.sources), name=name)

@@ -32,13 +32,14 @@ _PLAIN = BlockTraits()
 class PackPlan:
     """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills.
 
-    cached: it stays from call to call.
+    cached: it stays from call to call. name: of the copy in the program, the buffer's where it is empty.
     """
 
     kernel: Kernel
     sources: tuple[Value, ...]
     packed: Buffer
     cached: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)

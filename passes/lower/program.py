@@ -316,7 +316,7 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     if key in a.packed and not written:
         return a.packed[key]
     type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
-    slot = _add(a, Slot(packed.name, "packed" if plan.cached else "workspace", type_, packed.strides))
+    slot = _add(a, Slot(plan.name or packed.name, "packed" if plan.cached else "workspace", type_, packed.strides))
     a.packed[key] = slot
     name = _kernel(a, plan.kernel)
     arguments = (*sources, slot)

@@ -78,3 +78,10 @@ def test_launches_and_reports_are_each_groups_own() -> None:
     assert [report.kernel for report in program.reports] == groups
     assert len(program.kernels) < len(groups)
     assert len({step.arguments for step in program.steps if isinstance(step, Launch)}) == len(program.steps)
+
+
+def test_copies_have_the_names_of_their_own_sources() -> None:
+    text = layers(4).replace("70", "700").replace("[32, 32]", "[64, 32]").replace("[700, 32]", "[700, 64]")
+    text = text.replace("[64, 32]", "[64, 64]")
+    program = lower(parse(text), TARGET, threads=2).program
+    assert [s.name for s in program.slots if s.name.endswith("_packed")] == [f"w{k}_packed" for k in range(4)]
