@@ -19,7 +19,8 @@ def _product(shape: Shape, axis: int, *others: torch.Tensor, **_: Any) -> int | 
     return axis if axis < len(shape) - 1 and others[0].dim() <= 2 else None
 
 
-def _reshaped(shape: Shape, axis: int, new: Sequence[int], **_: Any) -> int | None:
+def reshaped(shape: Shape, axis: int, new: Sequence[int], **_: Any) -> int | None:
+    """An axis of the new shape that has the rows and nothing else."""
     sizes, count = [*new], shape[axis]
     if -1 in sizes:
         rest = -prod(sizes)
@@ -38,7 +39,9 @@ def _selected(shape: Shape, axis: int, dim: int, index: int) -> int | None:
     return axis - (dim < axis) if dim != axis else None
 
 
-def _squeezed(shape: Shape, axis: int, dim: int) -> int | None:
+def _squeezed(shape: Shape, axis: int, dim: int | None = None) -> int | None:
+    if dim is None:
+        return None  # where there is one row, its axis goes, too
     dim %= len(shape)
     return axis - (dim < axis and shape[dim] == 1) if dim != axis else None
 
@@ -63,7 +66,7 @@ def _transposed(shape: Shape, axis: int, a: int = 0, b: int = 1) -> int | None:
     return b if axis == a else a if axis == b else axis
 
 
-def _along(shape: Shape, axis: int, dim: int, *_: object, **__: Any) -> int | None:
+def _along(shape: Shape, axis: int, dim: int = -1, *_: object, **__: Any) -> int | None:
     """What keeps its shape, and goes along another axis."""
     return axis if dim % len(shape) != axis else None
 
@@ -82,17 +85,23 @@ def _reduced(
     return axis if keepdim else axis - sum(d < axis for d in over)
 
 
-POINTWISE = frozenset(
+COPIES = frozenset({"_to_copy", "to", "clone", "contiguous", "alias", "detach", "lift_fresh"})
+"""Calls whose results are equal to their operand, if their types hold its values."""
+
+POINTWISE = COPIES | frozenset(
     {
-        *("_to_copy", "to", "clone", "contiguous", "alias", "detach", "type_as", "lift_fresh"),
+        "type_as",
         *("zeros_like", "ones_like", "empty_like", "full_like", "dropout", "masked_fill", "masked_fill_"),
     }
 )
 """Calls, besides those that PyTorch says are so, whose results are made element by element."""
 
+VIEWS = frozenset({"view", "reshape", "unsqueeze", "squeeze", "select", "slice", "permute", "transpose", "t"})
+"""Calls whose results have elements of their operand alone."""
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("linear", "matmul", "mm"), _product),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view"), _reshaped),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view"), reshaped),
     "unsqueeze": _unsqueezed,
     "squeeze": _squeezed,
     "select": _selected,

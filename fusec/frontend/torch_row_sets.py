@@ -24,7 +24,7 @@ from fusec.frontend.torch_emit import Emitter
 from fusec.frontend.torch_fake import tensors_in
 from fusec.frontend.torch_loop_bodies import LoopBody
 from fusec.frontend.torch_memory import Handle, Memory
-from fusec.frontend.torch_row_rules import POINTWISE, RULES, Shape
+from fusec.frontend.torch_row_rules import COPIES, POINTWISE, RULES, VIEWS, Shape, reshaped
 from fusec.ir.attributes import Attributes, ReduceAttributes, SliceAttributes
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import bool_
@@ -112,6 +112,7 @@ class RowSets:
         self._reads: dict[int, _Read] = {}
         self._sums: dict[int, _Sum] = {}
         self._inside = 0
+        self._opened = 0
         self._before: frozenset[int] = frozenset()
         self.hits: list[tuple[RowSet, int]] = []
         """The loops over positions of a set that run, and which candidate each is at."""
@@ -160,9 +161,13 @@ class RowSets:
         if rows is None:
             if func._schema.is_mutable or not func._can_decompose():
                 raise self.refused(self._trace.emitter.call)
-            with self._trace:  # type: ignore[attr-defined]
-                return func.decompose(*args, **kwargs)
-        if func._schema.is_mutable and (not name.endswith("_") or self.rows(args[0]) is None):
+            self._opened += 1
+            try:
+                with self._trace:  # type: ignore[attr-defined]
+                    return func.decompose(*args, **kwargs)
+            finally:
+                self._opened -= 1
+        if func._schema.is_mutable and (not name.endswith("_") or not self._may_change(args[0])):
             raise self.refused(self._trace.emitter.call)
         if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(name, args):
             raise self.refused(self._trace.emitter.call)
@@ -202,6 +207,14 @@ class RowSets:
                 return read, self._trace.value(other)
         return None
 
+    def _may_change(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has rows and may be written to: positions of a set stay what they are."""
+        if self.hits and not self._is_own(tensor):
+            return False
+        memory = self._trace.handle(tensor).memory
+        places = (t for t, rows in self._rows.values() if rows.coordinate is not None)
+        return self.rows(tensor) is not None and all(self._trace.handle(t).memory is not memory for t in places)
+
     def _of(self, having: Sequence[torch.Tensor]) -> RowSet:
         found = {id(rows.of): rows.of for t in having if (rows := self.rows(t)) is not None}
         if len(found) > 1:
@@ -210,12 +223,14 @@ class RowSets:
 
     def _check_writes(self, func: OpOverload, name: str, args: Arguments) -> None:
         """Within a loop over the positions of a set, which runs for those alone that the set has, no tensor from before
-        is written to."""
-        if self.hits and func._schema.is_mutable and not (name.endswith("_") and self._is_own(args[0])):
+        is written to, and nothing is drawn."""
+        writes = func._schema.is_mutable and not (name.endswith("_") and self._is_own(args[0]))
+        if self.hits and (writes or torch.Tag.nondeterministic_seeded in func.tags):
             raise self.refused(f"{self._trace.emitter.call} within a loop over them")
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        return id(self._trace.handle(tensor).memory) not in self._before
+        memory = self._trace.handle(tensor).memory
+        return memory.source is None and id(memory) not in self._before
 
     # Conditions
 
@@ -402,7 +417,7 @@ class RowSets:
             accumulate = bool([*args, *kwargs.values(), False][3])
         where = self.rows(index) if index is not None else None
         own = self.rows(rows)
-        if where is None or own is None or where.of is not own.of or where.coordinate is None:
+        if where is None or own is None or where.of is not own.of or where.coordinate is None or index.dim() != 1:
             raise self.refused(self._trace.emitter.call)
         if name == "index_add_" and not accumulate:
             raise self.refused(self._trace.emitter.call)
@@ -451,7 +466,7 @@ class RowSets:
     def _rule(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, of: RowSet) -> Rows | None:
         """The rows of a call's results; None where no rule covers it."""
         if torch.Tag.pointwise in func.tags or name in POINTWISE:
-            return self._pointwise(tensors_in((args, list(kwargs.values()))), of)
+            return self._pointwise(name, tensors_in((args, list(kwargs.values()))), of)
         rule = RULES.get(name.removesuffix("_"))
         x = args[0]
         if name in ("index", "index_select", "embedding"):
@@ -465,9 +480,12 @@ class RowSets:
         if rule is None or rows is None or others:
             return None
         axis = rule(tuple(x.shape), rows.axis, *args[1:], **kwargs)
-        return Rows(of, axis) if axis is not None else None
+        if rule is reshaped and not self._opened and axis is not None and args[1][axis] != -1:
+            raise self.refused(f"{self._trace.emitter.call} says how many rows there are")
+        kept = rows.coordinate if name in VIEWS else None
+        return Rows(of, axis, kept) if axis is not None else None
 
-    def _pointwise(self, operands: Sequence[torch.Tensor], of: RowSet) -> Rows | None:
+    def _pointwise(self, name: str, operands: Sequence[torch.Tensor], of: RowSet) -> Rows | None:
         """All rows at one axis, counted from the last; of other operands there is one row, or a number."""
         places = {rows.axis - t.dim() for t in operands if (rows := self.rows(t)) is not None}
         if len(places) > 1:
@@ -476,7 +494,7 @@ class RowSets:
         for t in operands:
             if self.rows(t) is None and t.dim() >= -place and t.shape[place] != 1:
                 return None
-        kept = self.rows(operands[0]) if len(operands) == 1 else None
+        kept = self.rows(operands[0]) if name in COPIES else None
         rank = max(t.dim() for t in operands)
         return Rows(of, rank + place, kept.coordinate if kept is not None and kept.axis == 0 else None)
 
@@ -487,14 +505,13 @@ class RowSets:
         if name == "index_select":
             return Rows(of, args[1] % max(x.dim(), 1))
         if name == "embedding":
-            rows = self.rows(args[1])
-            return Rows(of, rows.axis) if rows is not None else None
+            return None  # of a row that the set has not, the index may be out of range
         used = [axis for axis, index in enumerate(args[1]) if index is not None]
         for index in (args[1][axis] for axis in used):
             rows = self.rows(index)
             if index.dtype not in (torch.int64, torch.int32) or (rows is None and index.dim()):
                 return None
-            if rows is not None and (rows.axis or index.dim() != 1):
+            if rows is not None and (rows.axis or index.dim() != 1 or rows.coordinate is None):
                 return None
         together = used == list(range(used[0], used[-1] + 1))
         return Rows(of, used[0] if together else 0)

@@ -185,6 +185,17 @@ def test_the_argument_that_rows_are_added_to() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_positions_from_nonzero() -> None:
+    def f(x: Tensor, p: Tensor) -> Tensor:
+        out = x * 2
+        tok = (p[:, 0] > 0.4).nonzero().squeeze(-1)
+        out[tok] += F.glu(torch.cat([x, x], 1)[tok])
+        return out
+
+    x, _, p, *_ = arguments()
+    follows(f, x, p)
+
+
 def test_one_set_of_rows() -> None:
     """All candidates are computed where that is cheap."""
 
@@ -308,9 +319,82 @@ def left_by_an_error(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) 
         return out
 
 
+def elsewhere(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    """What is read is not what is written: positions were counted on."""
+    out, tok = x.clone(), torch.where(index[:, 0] == 0)[0]
+    out[tok] = out[(tok + 1) % T] + x[tok]
+    return out
+
+
+def in_one_place(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    out, tok = x.clone(), torch.where(index[:, 0] == 0)[0]
+    out[tok * 0] += x[tok]
+    return out
+
+
+def positions_written(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    out, tok = x.clone(), torch.where(index[:, 0] == 0)[0]
+    tok.detach().mul_(0)
+    out[tok] += x[tok]
+    return out
+
+
+def as_many_as_all(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    """Eager raises where it is not all rows that are chosen."""
+    out, mask = x.clone(), index[:, 0] >= 0
+    out[mask] += x[mask].reshape(T, D)
+    return out
+
+
+def squeezed(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    """One row has no axis then."""
+    tok = (index[:, 0] == 0).nonzero().squeeze()
+    return torch.zeros_like(x).index_add_(0, tok, x[tok])
+
+
+def looked_up(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    """The rows that are left out have no place in the table."""
+    out, mask = x.clone(), index[:, 0] < 2
+    out[mask] += w[:2, 0][index[mask, 0]]
+    return out
+
+
+def drawn_by_hits(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    out = torch.zeros_like(x)
+    mask = F.one_hot(index, num_classes=E).permute(2, 1, 0)
+    torch.manual_seed(0)
+    for e in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+        _slot, tok = torch.where(mask[e[0]])
+        out.index_add_(0, tok, x[tok] * torch.rand(()))
+    return out
+
+
+def weights_by_hits(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    out, w = torch.zeros_like(x), w.clone()
+    mask = F.one_hot(index, num_classes=E).permute(2, 1, 0)
+    for e in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+        _slot, tok = torch.where(mask[e[0]])
+        p[0, 0] += 1  # not met before the loop
+        out.index_add_(0, tok, x[tok] @ w[e[0]].T @ w[e[0]])
+    p[0, 0] = 0.0
+    return out * p[0, 0].exp()
+
+
+def rows_by_hits(x: Tensor, index: Tensor, p: Tensor, w: Tensor, v: Tensor) -> Any:
+    out, first = torch.zeros_like(x), torch.where(index[:, 0] == 0)[0]
+    rows = x[first]
+    mask = F.one_hot(index, num_classes=E).permute(2, 1, 0)
+    for e in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+        _slot, tok = torch.where(mask[e[0]])
+        rows.mul_(2)
+        out.index_add_(0, tok, x[tok])
+    return out.index_add_(0, first, rows)
+
+
 REFUSED = [
     *(counts, shapes, returned, summed, normalised, mixed, written_twice, changed_since, counted_hits, listed_hits),
-    *(last_hit, first_hit, left_by_an_error, written_by_hits, others_by_hits),
+    *(last_hit, first_hit, left_by_an_error, written_by_hits, others_by_hits, drawn_by_hits, weights_by_hits),
+    *(rows_by_hits, elsewhere, in_one_place, positions_written, as_many_as_all, squeezed, looked_up),
 ]
 
 
