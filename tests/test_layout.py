@@ -24,6 +24,7 @@ WITHOUT_SOURCE = {
     "test_import.py": "fusec/__init__.py",
     "test_layout.py": "the tests",
     "test_packaging.py": "pyproject.toml and release/wheels.py",
+    "test_workflows.py": ".github/workflows",
 }
 """Tests of what is no one source, and what that is."""
 

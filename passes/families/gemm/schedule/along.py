@@ -52,13 +52,17 @@ class AlongProblem:
 
 
 def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[GemmSchedule, float]:
-    """Schedules with their predicted seconds."""
+    """Schedules with their predicted seconds, of many tasks and of one.
+
+    One task has several tiles of columns. What computes them can't see then that its indices are within the operand,
+    and reads bytes one by one; so it gets no such schedule.
+    """
     found: dict[GemmSchedule, float] = {}
     for registers in _register_tiles(p, target):
         fit = int(target.l2 // 2 // (p.item * max(p.k, 1)))
         tile_m = min(round_up(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
         tile_n = _tile_columns(p, registers, target)
-        for tasks in (TASKS_PER_THREAD * threads, 1):
+        for tasks in (TASKS_PER_THREAD * threads, *(() if p.computed else (1,))):
             block_n = round_up(max(ceil(p.n / tasks), 1), tile_n)
             s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.low_precision)
             found[s] = seconds_along(p, s, target, threads)
