@@ -30,6 +30,7 @@ import fusec
 from fusec.torch_compile import gathering
 
 from .harness import Budget, Peer, Times, measure
+from .training import peak
 from .workloads.models import CARD, SMALL, Subject, subjects
 
 LIMIT = 900
@@ -75,7 +76,7 @@ def measure_one(subject: Subject, device: str, train: bool, modes: Sequence[str]
             del results
             call()
             if device == "cuda":
-                found["peak"][name] = _peak(call)
+                found["peak"][name] = peak(call)
             peers[name] = Peer(_waited(call, device))
         except Exception as failure:
             found["notes"].append(f"{name} failed: {(str(failure).strip() or type(failure).__name__).splitlines()[0]}")
@@ -175,14 +176,6 @@ def _waited(call: Callable[[], Any], device: str) -> Callable[[], None]:
         _wait(device)
 
     return waited
-
-
-def _peak(call: Callable[[], Any]) -> float:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def _counts(compiled: Any, graphs: Any) -> str:

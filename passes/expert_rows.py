@@ -10,8 +10,9 @@ rows with ends that are data: products with ``w[e]`` are one ``grouped_dot``, ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from fusec.errors import UnsupportedOpError
 from fusec.ir.attributes import (
@@ -47,7 +48,7 @@ def group_by_expert(graph: Graph) -> Graph:
     sums = [op for op in graph.ops if op.name == "scatter_add_where"]
     went_on = {op.operands[0] for op in sums if producers.get(op.operands[0]) in sums}
     inner = {value for value in went_on if len(uses[value]) == 1 and value not in outputs}
-    multiplied = {op.result for op in sums if _multiplies(graph, op.operands[2])}
+    multiplied = {op.result for op in sums if _multiplies(producers, op.operands[2])}
 
     @rule("scatter_add_where")
     def rows_by_expert(r: Rewriter) -> Outcome:
@@ -60,8 +61,9 @@ def group_by_expert(graph: Graph) -> Graph:
 
     graph = dce(rewrite(graph, (rows_by_expert,)))
     left = [op for op in graph.ops if op.name == "scatter_add_where"]
+    producers = graph.producers()
     for op in left:
-        if len(left) > MOST_SUMS or _multiplies(graph, op.operands[2]):
+        if len(left) > MOST_SUMS or _multiplies(producers, op.operands[2]):
             raise UnsupportedOpError(
                 "data chooses rows, and it is not seen that each has one expert at most and that experts are alike",
                 op.location,
@@ -77,9 +79,8 @@ def sum_of_all_rows(r: Rewriter) -> Outcome:
     return _added(r, base, index, _or_nothing(r, has, value))
 
 
-def _multiplies(graph: Graph, value: Value) -> bool:
+def _multiplies(producers: Mapping[Value, Op], value: Value) -> bool:
     """Whether a value is made of products: of all candidates they may take far longer than of those that are chosen."""
-    producers = graph.producers()
     seen, found = set[Op](), [value]
     while found:
         made = producers.get(found.pop())
@@ -159,7 +160,8 @@ class _Experts:
         self.count, self.first = len(masks), first.number
         rows, self.repeats = self._experts_of_rows(first, masks[0])
         number = self._plus(self.r.cast(rows, i64), -self.first)
-        inside = self._both(self._compare("ge", number, 0), self._compare("lt", number, self.count))
+        at_least, below = self._compare("ge", number, 0), self._compare("lt", number, self.count)
+        inside = self.r.emit("logical_and", at_least, below)
         number = self.r.emit("select", inside, number, self._scalar(self.count))
         self.rows = number.type.static_shape[0]
         sort = ExternAttributes("aten.argsort.stable", "($0,), {'stable': True}", (number.type,), "rows by expert")
@@ -262,7 +264,7 @@ class _Experts:
         if name == "reshape":
             assert isinstance(attributes, ShapeAttributes)
             new = tuple(n for n in attributes.shape if isinstance(n, int))
-            places = [a for a in range(len(new)) if new[a] == classes and _size(new[:a]) == _size(shape[:axis])]
+            places = [a for a in range(len(new)) if new[a] == classes and prod(new[:a]) == prod(shape[:axis])]
             if len(new) < len(attributes.shape) or not places:
                 raise _Differs
             at = places[0]
@@ -442,19 +444,9 @@ class _Experts:
     def _compare(self, name: str, value: Value, number: int) -> Value:
         return self.r.emit(name, value, self._scalar(number))
 
-    def _both(self, a: Value, b: Value) -> Value:
-        return self.r.emit("logical_and", a, b)
-
 
 def _operand(makers: Sequence[Op], place: int) -> Parts:
     return tuple(op.operands[place] for op in makers)
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 def _keeps_rows(op: Op) -> bool:
