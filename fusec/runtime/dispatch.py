@@ -221,9 +221,19 @@ class Dispatcher(Planner):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What a new plan gives; what the function gives as written where the plan's results turn out to differ."""
+        """What a new plan gives; what the function gives as written where the plan's results turn out to differ.
+
+        A program that raises where the function does not would do so at each call: it is run once.
+        """
+        self._mistake.error = None
         try:
-            return plan.entry(args, kwargs)
+            result = plan.entry(args, kwargs)
+            mistake = self._mistake.error
+            if mistake is not None:
+                cause: Cause = "known" if isinstance(mistake, ResultsDifferError) else "fault"
+                instead = self._declined_plan(arrays, spec, leaves, mistake, cause)
+                self._disproved(plan, key, replace(instead, signature=key))
+            return result
         except ResultsDifferError as error:
             if self.fallback == "error" or verifies() or _changes_inputs(plan):
                 raise

@@ -90,8 +90,13 @@ def _in_memory_order(attributes: ExternAttributes) -> Prepared:
     )
     run = prepare(replace(attributes, types=types, orders=()))
 
+    def moved(result: Any, order: tuple[int, ...], type: TensorType) -> Any:
+        if result.dim() != len(order):
+            raise ResultsDifferError(f"{attributes.target} gave {list(result.shape)}, {type} were captured")
+        return result.permute(order)
+
     def call(*operands: Any) -> list[Any]:
-        return [result.permute(order) for result, order in zip(run(*operands), orders)]
+        return [moved(result, order, type) for result, order, type in zip(run(*operands), orders, types)]
 
     return call
 

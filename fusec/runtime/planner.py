@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import copy_context
@@ -88,6 +89,8 @@ class Planner:
         self._frequent: list[Frequent] = []
         self._branching = 0
         """Signatures of calls that branch on values."""
+        self._mistake = threading.local()
+        """``error``: what a program raised last, in a thread, where the function as written did not."""
 
     def require(self, arrays: Arrays, leaves: list[Any]) -> None:
         """SetupError where no function of such arrays can be compiled and run."""
@@ -459,6 +462,7 @@ class Planner:
     def _note_mistake(self, error: Exception) -> None:
         if verifies():
             raise error
+        self._mistake.error = error
         log.warning("%s ran as written: its program raised %s: %s", self.name, type(error).__name__, error)
         self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
 

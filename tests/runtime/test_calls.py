@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
 from fusec.ir.types import TensorType, i64  # noqa: E402
+from fusec.notices import InternalErrorWarning  # noqa: E402
 from fusec.runtime.adapters import load_arrays  # noqa: E402
 from fusec.runtime.calls import first_checked  # noqa: E402
 from fusec.runtime.library import ResultsDifferError  # noqa: E402
@@ -69,6 +70,11 @@ FAKES = {
     "shape": (lambda x: x[:2].clone(), "Tensor", torch.empty_like),
     "dtype": (lambda x: x.double(), "Tensor", torch.empty_like),
     "layout": (lambda x: x.to_sparse(), "Tensor", torch.empty_like),
+    "rank of a transposed result": (
+        lambda x: [x.clone(), x + 1],
+        "Tensor[]",
+        lambda x: [x.new_empty(2, 6, 4).transpose(1, 2), torch.empty_like(x)],
+    ),
     "number of results": (lambda x: [x + 1], "Tensor[]", lambda x: [torch.empty_like(x), torch.empty_like(x)]),
 }
 
@@ -88,6 +94,26 @@ def test_other_results_than_the_stand_ins(library: Any, kind: str) -> None:
     assert sum(jitted.dispatcher.eager_calls.values()) == 3  # type: ignore[attr-defined]
     with pytest.raises(ResultsDifferError):
         fusec.jit(fallback="eager")(lambda x: x.add_(1) + function(x).sum())(x.clone())
+
+
+def test_a_program_that_raises_where_the_function_does_not_runs_once(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x.is_contiguous())
+        if x.is_contiguous():
+            raise ValueError("contiguous")
+        return x + 1
+
+    op = define(library, "picky", "(Tensor x) -> Tensor", picky, torch.empty_like)
+    monkeypatch.delenv("FUSEC_VERIFY", raising=False)
+    jitted: Any = fusec.jit(lambda x: op(x.mT.exp().mT * 2))
+    with pytest.warns(InternalErrorWarning, match="internal error of fusec: ValueError: contiguous"):
+        results = [jitted(x.mT) for _ in range(3)]
+    torch.testing.assert_close(results, [x.mT.exp() * 2 + 1] * 3)
+    assert runs == [True, False, False, False]
 
 
 def test_what_no_kernel_reads_may_lie_on_another_device() -> None:
