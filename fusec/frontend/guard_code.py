@@ -30,6 +30,8 @@ class GuardCode:
         self._ids: dict[int, str] = {}
         self._guards: list[_Guard] = []
         self._temporaries = 0
+        self._checked: dict[tuple[str, str], str] = {}
+        self._tables: dict[str, str] = {}
 
     @property
     def count(self) -> int:
@@ -56,12 +58,23 @@ class GuardCode:
         self._guards.append(_Guard(lines, variable, path, was))
 
     def check(self, expression: str, failed: str, path: str, value: object) -> str:
-        """A guard of what an expression gives, ``{v}`` in the test that fails; its variable."""
-        v = f"v{self._temporaries}"
-        self._temporaries += 1
-        test = failed.replace("{v}", v)
-        lines = [f"{v} = {expression}", f"if {test}: return {{fail}}"]
-        self.add(lines, v, path, brief(value))
+        """A guard of what an expression gives, ``{v}`` in the test that fails; its variable.
+
+        What is checked already is not checked again, and an object's ``__dict__`` is read once.
+        """
+        known = self._checked.get((expression, failed))
+        if known is not None:
+            return known
+        v = self._tables.get(expression)
+        lines = []
+        if v is None:
+            v = f"v{self._temporaries}"
+            self._temporaries += 1
+            lines = [f"{v} = {expression}"]
+            if expression.endswith(".__dict__"):
+                self._tables[expression] = v
+        self._checked[expression, failed] = v
+        self.add([*lines, f"if {failed.replace('{v}', v)}: return {{fail}}"], v, path, brief(value))
         return v
 
     def _compile(self, body: list[str]) -> Callable[[], Any]:

@@ -72,6 +72,8 @@ class GuardWriter:
     _roots: set[tuple[int, str]] = field(default_factory=set)
     _kinds: set[type] = field(default_factory=set)
     _lacking: set[tuple[int, frozenset[str]]] = field(default_factory=set)
+    _listed: set[int] = field(default_factory=set)
+    """Ids of dicts of which all keys are guarded: a key that one does not have needs no guard of its own."""
     _alive: list[object] = field(default_factory=list)
 
     def has_met(self, value: object) -> bool:
@@ -309,9 +311,13 @@ class GuardWriter:
         is_users = is_a(value, types.SimpleNamespace) or is_user_class(type(value))
         if "__dict__" not in self.names.attributes or own is None or not is_users or len(own) > _MOST_NAMES:
             return set()
-        names = self.code.bind(list(own))
-        self.code.check(self._table(v, value), f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
+        self._list(self._table(v, value), own, f"{path}.__dict__", sorted(own))
         return set(own)
+
+    def _list(self, expression: str, table: dict[str, Any], path: str, shown: object) -> None:
+        """Guards all keys of a dict that the expression gives, in their order."""
+        self._listed.add(id(table))
+        self.code.check(expression, f"list({{v}}) != {self.code.bind(list(table))}" if table else "{v}", path, shown)
 
     def _absent(self, v: str, value: Any, path: str) -> None:
         """Attributes that the code looks for, and that neither the object nor its class has."""
@@ -328,9 +334,10 @@ class GuardWriter:
             return
         shown = f"without {', '.join(sorted(missing))}"
         if own is not None:
-            owners = ["{v}", *(f"{{v}}[{name!r}]" for name, table in inner.items() if name != "_modules" or not table)]
-            test = " or ".join(self._holds_some(missing, owner) for owner in owners)
-            self.code.check(self._table(v, value), test, f"{path}.__dict__", shown)
+            tables = {"{v}": own, **{f"{{v}}[{name!r}]": table for name, table in inner.items()}}
+            tests = [self._holds_some(missing, of) for of, table in tables.items() if id(table) not in self._listed]
+            if tests:
+                self.code.check(self._table(v, value), " or ".join(tests), f"{path}.__dict__", shown)
         for holder in classes:
             if (id(holder), missing) not in self._lacking:
                 self._lacking.add((id(holder), missing))
@@ -408,7 +415,7 @@ class GuardWriter:
                 self._visit(access, getattr(found, getter), f"{path}.{name}")
             elif is_a(found, FunctionType) or not _has(found, "__get__"):
                 self._visit(f"{owner}.{name}", found, f"{path}.{name}")
-        if may_be_shadowed and table is not None:
+        if may_be_shadowed and table is not None and id(table) not in self._listed:
             names = self.code.bind(frozenset(may_be_shadowed))
             test = f"not {names}.isdisjoint({{v}})"
             self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them")
@@ -452,12 +459,11 @@ class GuardWriter:
             held = list(module.__dict__[hooks].values())
             test = f"list({{v}}.values()) != {self.code.bind(held)}" if held else "{v}"
             self.code.check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
-        self._own_forward(v, module, path)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
         if "__dict__" in self.names.attributes:  # the code may read all of them
-            names = self.code.bind(list(module.__dict__))
-            self.code.check(f"{v}.__dict__", f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
+            self._list(f"{v}.__dict__", module.__dict__, f"{path}.__dict__", sorted(own))
             self._attributes(v, module, own, path)
+        self._own_forward(v, module, path)
         if is_user_class(type(module)):
             own &= self.names.attributes
             self._attributes(v, module, own | {n for n in self.names.attributes if n in module.__dict__}, path)
@@ -470,8 +476,7 @@ class GuardWriter:
         for table in _TABLES[:2]:
             held = module.__dict__[table]
             if reads_all:
-                keys = self.code.bind(list(held))
-                self.code.check(f"{v}.{table}", f"list({{v}}) != {keys}", f"{path}.{table}", list(held))
+                self._list(f"{v}.{table}", held, f"{path}.{table}", list(held))
             empty = [name for name, tensor in held.items() if tensor is None]
             if empty:
                 test = " or ".join(f"{{v}}[{name!r}] is not None" for name in empty)
@@ -483,8 +488,10 @@ class GuardWriter:
         keys = self.code.bind(list(children))
         test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
         held_children = self.code.check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
-        if reads_all and not children:
-            self.code.check(f"{v}._modules", "{v}", f"{path}._modules", "empty")
+        if children:
+            self._listed.add(id(children))
+        elif reads_all:
+            self._list(f"{v}._modules", children, f"{path}._modules", "empty")
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
 
@@ -508,7 +515,8 @@ class GuardWriter:
         if "forward" in module.__dict__:
             self._visit(f"{v}.__dict__['forward']", module.__dict__["forward"], f"{path}.forward")
             return
-        self.code.check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
+        if id(module.__dict__) not in self._listed:
+            self.code.check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
         if kind not in self._kinds:
             self._kinds.add(kind)
             test = f"{{v}} is not {self.code.bind(kind.forward)}"
