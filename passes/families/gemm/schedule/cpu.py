@@ -114,13 +114,18 @@ def register_efficiency(tile: RegisterTile, target: CpuTarget, bits: int) -> flo
     return 0.98 * chains * issue * (1.05 - 0.1 * (1.5 * vectors + tile.rows) / fmas)
 
 
+def _overhangs(tile: RegisterTile, p: Problem, target: CpuTarget) -> bool:
+    """Whether half of a tile's vectors or more would hold no column of the product."""
+    return tile.columns >= 2 * max(p.n, target.lanes(p.bits))
+
+
 def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSchedule]:
     """Schedules worth considering, best predicted first."""
     found: dict[GemmSchedule, Seconds] = {}
     left_bytes = target.l2 * LEFT_SHARE
     item = p.bits // 8
     for registers in register_tiles(target, p.bits):
-        if registers.rows > max(p.m, 1) or registers.columns >= 2 * max(p.n, target.lanes(p.bits)):
+        if registers.rows > max(p.m, 1) or _overhangs(registers, p, target):
             continue
         if passes_once(p.m, p.n * p.k * item, registers, target) and not p.batched:
             found.update(_few_rows(p, registers, target, threads))
@@ -152,8 +157,9 @@ def unpacked_candidates(p: Problem, target: CpuTarget, threads: int) -> list[Gem
     """
     if p.batched or p.m > MOST_UNPACKED:
         return []
-    few = [t for t in register_tiles(target, p.bits) if t.rows == p.m]
-    tiles = few or [t for t in register_tiles(target, p.bits) if t.rows <= p.m]
+    fits = [t for t in register_tiles(target, p.bits) if t.rows <= p.m and not _overhangs(t, p, target)]
+    few = [t for t in fits if t.rows == p.m]
+    tiles = few or fits
     registers = max(tiles, key=lambda t: register_efficiency(t, target, p.bits))
     columns = registers.columns
     if few:
