@@ -112,7 +112,7 @@ def lower(
     graph, declined = _grouped(graph, run, target, threads=threads, precision=precision)
     chooser = selector or default_selector(target, threads, rates)
     lower_group: LowerGroup = chooser.lower
-    if isinstance(chooser, Selector) and not chooser.by_name:
+    if not chooser.by_name:
         lower_group = Alike(chooser.lower)
 
     def choose(context: LoweringContext) -> LoweredGroup | Pieces:

@@ -42,6 +42,12 @@ class GpuSelector:
     measured: list[Choice] = field(default_factory=list, kw_only=True)
     refused: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
+    @property
+    def by_name(self) -> bool:
+        """Whether groups that differ in names alone may have two kernels. What is refused of one is of all: a kernel
+        that several share has the first one's name."""
+        return False
+
     def alternatives(self, context: LoweringContext) -> list[Alternative]:
         """Every way to compute a group: its schedules, the best predicted first, and from the second position on the
         library's calls. LoweringError when no family fits."""

@@ -46,6 +46,11 @@ class GpuTuningSelector(GpuSelector):
     progress: Progress = silent
     stopped: bool = False
 
+    @property
+    def by_name(self) -> bool:
+        """Each group is told of in ``measured``; one of the same structure is remembered, not measured again."""
+        return True
+
     def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         """The group by its fastest right alternative; where none could be measured, by the best predicted one."""
         if self.measure is None or sizes_of(context.body):

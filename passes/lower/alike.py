@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fusec.ir.nodes import Value
 from fusec.passes.groups.structure import Key, structure_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan
+from fusec.passes.lower.pieces import Pieces
 from fusec.tile.scalar import Buffer
 
 Passed = tuple[Value | Buffer, ...]
@@ -19,18 +20,20 @@ class Alike:
     """Lowers a group by ``lower``, or gives what it made of one before, for this one's values.
 
     ``lower`` must depend on nothing but the group's structure, its layouts in memory and what is static of its inputs.
-    The kernels of later groups keep the names of the first one's parameters.
+    The kernels of later groups keep the names of the first one's parameters. What becomes several ops is looked at each
+    time: they are ops on its own values.
     """
 
-    lower: Callable[[LoweringContext], LoweredGroup]
+    lower: Callable[[LoweringContext], LoweredGroup | Pieces]
     known: dict[Key, tuple[LoweredGroup, tuple[Value, ...]]] = field(default_factory=dict)
 
-    def __call__(self, context: LoweringContext) -> LoweredGroup:
+    def __call__(self, context: LoweringContext) -> LoweredGroup | Pieces:
         key, values = structure_of(context.op, lambda value: (context.strides[value], value in context.static))
         found = self.known.get(key)
         if found is None:
             made = self.lower(context)
-            self.known[key] = made, values
+            if isinstance(made, LoweredGroup):
+                self.known[key] = made, values
             return made
         before, others = found
         return _for_values(before, dict(zip(others, values, strict=True)), context.name)

@@ -8,10 +8,13 @@ from programs import check
 
 from fusec.ir.parse import parse
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 from fusec.passes.select import Selector
+from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.program import Launch
 from fusec.target.cpu import cpu_target
+from fusec.target.gpu import gpu_target
 
 TARGET = "cpu:x86-64-v3"
 
@@ -52,6 +55,26 @@ def lowered_groups(text: str) -> list[str]:
 def test_each_structure_is_lowered_once(count: int) -> None:
     # The first layer's groups have their operands in another order.
     assert len(lowered_groups(layers(count))) == len(lowered_groups(layers(2))) == 4
+
+
+class CountingGpu(GpuSelector):
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        asked.append(context.name)
+        return super().lower(context)
+
+
+def test_each_structure_is_lowered_once_for_a_gpu() -> None:
+    def groups(count: int) -> tuple[int, int]:
+        asked.clear()
+        graph = parse(
+            layers(count).replace("f32[", "bf16[").replace("70", "256").replace("32]", "512]").replace("[32,", "[512,")
+        )
+        program = lower(graph, "cuda:sm_90", selector=CountingGpu(gpu_target("cuda:sm_90"))).program
+        launches = [step for step in program.steps if isinstance(step, Launch)]
+        assert len({step.arguments for step in launches}) == len(launches) == len(program.reports)
+        return len(asked), len(program.kernels)
+
+    assert groups(3) == groups(6)
 
 
 def test_other_constants_and_operands_are_other_structures() -> None:
