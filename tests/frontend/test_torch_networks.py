@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 import fusec  # noqa: E402
+from fusec.frontend.torch_networks import as_called  # noqa: E402
 
 STEPS = torch.linspace(-1, 1, 12 * 3 * 8).reshape(12, 3, 8).sin()
 BATCH = torch.linspace(-2, 2, 3 * 12 * 8).reshape(3, 12, 8).cos()
@@ -23,6 +24,18 @@ ENCODER: dict[str, Any] = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "bat
 
 def causal(n: int) -> torch.Tensor:
     return nn.Transformer.generate_square_subsequent_mask(n)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_states_have_the_shape_of_those_that_a_network_was_given(kind: str) -> None:
+    # On a card fake tensors say [2, 1, 3, 8].
+    hidden = torch.zeros(2, 3, 8)
+    hx: Any = [hidden, hidden] if kind == "lstm" else hidden
+    func = getattr(torch.ops.aten, kind).input
+    faked = (torch.zeros(12, 3, 8), *(torch.zeros(2, 1, 3, 8) for _ in range(2 if kind == "lstm" else 1)))
+    output, *states = as_called(func, (STEPS, hx, [], True, 2, 0.0, False, False, False), {}, faked)
+    assert output is faked[0]
+    assert [list(state.shape) for state in states] == [[2, 3, 8]] * (len(faked) - 1)
 
 
 def _doubles(values: Any) -> Any:

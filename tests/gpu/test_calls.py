@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 import torch.nn.functional as F  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.errors import FusecError, TargetError  # noqa: E402
@@ -154,6 +155,18 @@ def test_a_second_device_while_the_first_is_current() -> None:
     for device in ("cuda:0", "cuda:1"):
         args = arguments(device)
         close(fast(*args), mlp(*args))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_networks_stay_the_librarys(kind: Any) -> None:
+    module = kind(64, 96, num_layers=2, batch_first=True, bidirectional=True).cuda().eval()
+    x = rand(4, 50, 64, dtype=torch.float32)
+    jitted: Any = fusec.jit(module)
+    with torch.no_grad():
+        for _ in range(2):
+            for found, wanted in zip(tree_leaves(jitted(x)), tree_leaves(module(x)), strict=True):
+                close(found, wanted)
+    assert not jitted._fusec.dispatcher.eager_calls
 
 
 def test_past_two_to_the_31_elements() -> None:
