@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -64,12 +64,16 @@ def check_plain(tensor: torch.Tensor, path: str) -> None:
 def is_held(tensor: torch.Tensor) -> bool:
     """True when something besides running code refers to a tensor, so that another call may find another one there.
 
-    A tensor that the function has just made (``torch.from_numpy(...)``) is held by variables of running frames only.
+    A tensor that the function has just made (``torch.from_numpy(...)``, ``torch.tensor`` in TorchScript) is held by
+    variables of running frames only, those of generators among them.
     """
     frames = _running_frames()
     running = {id(frame) for frame in frames} | {id(frame.f_locals) for frame in frames}
     return any(
-        id(holder) not in running and not isinstance(holder, tuple | FrameType) for holder in gc.get_referrers(tensor)
+        id(holder) not in running
+        and not isinstance(holder, tuple | FrameType)
+        and not (isinstance(holder, GeneratorType) and holder.gi_running)
+        for holder in gc.get_referrers(tensor)
     )
 
 

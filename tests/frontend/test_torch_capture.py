@@ -478,6 +478,19 @@ def test_tensor_made_outside_of_dispatch_is_a_constant():
     torch.testing.assert_close(run(capture(f, (X,), {}), (X,)), f(X))
 
 
+@torch.jit.script
+def nearest(x, most: int):
+    return torch.where(x < most, torch.tensor(most - 1).type_as(x), torch.abs(x))
+
+
+def test_tensor_that_torchscript_or_a_generator_makes_is_a_constant():
+    def f(x):
+        parts = (torch.from_numpy(np.full(4, k, np.float32)) for k in range(3))
+        return nearest(x * 2, 1) + sum(part * x for part in parts)
+
+    torch.testing.assert_close(run(capture(f, (X,), {}), (X,)), f(X))
+
+
 def test_a_capture_keeps_no_argument_and_no_trace_alive():
     x = torch.randn(3, 4)
     gc.collect()
