@@ -43,7 +43,8 @@ class Check:
 
 def note_indices(graph: Graph) -> Graph:
     """Checks each index that may be out of range, whether what it finds is needed or not: what it finds may be dropped
-    by the passes that follow, its error not. :func:`check_indices` makes one check of several.
+    by the passes that follow, its error not. :func:`check_indices` makes one check of several. LoweringError where
+    such an index is data and reaches into an axis of symbolic extent.
 
     The positions of a library call are checked where it may raise when an input is written and another not yet."""
     facts = _Facts(graph)
@@ -56,7 +57,7 @@ def note_indices(graph: Graph) -> Graph:
     for op in graph.ops:
         if not is_lookup(op) or op.operands[1].type.device != "cpu":
             continue
-        for index, extent in _indices(op, symbolic=False):
+        for index, extent in _indices(op, symbolic=facts.is_data(op.operands[1])):
             for check in facts.checks(index, 0, extent - 1):
                 wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     if not wanted:
@@ -181,6 +182,20 @@ class _Facts:
         """The bounds of a value as a float; None where none are known but its dtype's."""
         known = self.ranges.get(value)
         return (float(known[0]), float(known[1])) if known is not None else self.floats.get(value)
+
+    def is_data(self, value: Value) -> bool:
+        """Whether a value is made of an input's elements, and not of positions and constants alone."""
+        seen, ahead = set[Value](), [value]
+        while ahead:
+            one = ahead.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            op = self.producers.get(one)
+            if op is None or isinstance(op.attributes, ExternAttributes):
+                return True
+            ahead += op.operands
+        return False
 
     def _range(self, op: Op) -> Range | None:
         of = [self.range(v) for v in op.operands if v.type.dtype.is_integer or v.type.dtype == bool_]

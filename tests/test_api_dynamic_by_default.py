@@ -172,3 +172,43 @@ def test_frequent_extents_of_a_function_with_no_plan_left_stay_with_the_range(mo
         check(function, random(rows, 8))
     assert plans(function) == 2
     assert not function.dispatcher.eager_calls
+
+
+def test_state_that_a_function_updates_is_updated_once_a_call() -> None:
+    mean, count = torch.ones(8), torch.zeros((), dtype=torch.int64)
+
+    @fusec.jit
+    def running(x: Any) -> Any:
+        mean.mul_(0.5).add_(x.mean(0))
+        mean.div_(2.0).sub_(1)
+        count.add_(1)
+        return x - mean
+
+    expected = mean.clone()
+    for calls, rows in enumerate((5, 9, 2, 17, 9), 1):
+        x = random(rows, 8)
+        expected = (expected * 0.5 + x.mean(0)) / 2 - 1
+        torch.testing.assert_close(running(x), x - expected)
+        assert count == calls
+    torch.testing.assert_close(mean, expected)
+
+
+def test_batch_norm_in_training_counts_each_batch_once() -> None:
+    norm = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).requires_grad_(False)
+    compiled = fusec.jit(norm)
+    for rows in (5, 9, 3, 9):
+        compiled(random(rows, 8))
+    assert norm[1].num_batches_tracked == 4
+
+
+def test_a_lookup_that_nothing_reads_raises_at_further_extents() -> None:
+    @fusec.jit
+    def looks(x: Any, i: Any) -> Any:
+        x[i]
+        torch.nn.functional.embedding(i, x[:, None])
+        return x + 1
+
+    for rows in (3, 5, 6, 3):
+        looks(random(rows), torch.tensor([1, 2]))
+        with pytest.raises(IndexError):
+            looks(random(rows), torch.tensor([1, rows]))

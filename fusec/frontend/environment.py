@@ -48,7 +48,7 @@ from fusec.frontend.source import code_location, is_user_file, user_location
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-_BY_NAME = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
+_BY_NAME = {"getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattr__", "__getattribute__", "getattr_static"}
 _BY_TEXT = {"getattr", "hasattr"}
 _OF_CLASSES = {"super", "type", "__class__", "mro", "__mro__"}
 _ALL_NAMES = {"vars", "dir"}
@@ -395,7 +395,8 @@ class _Loads:
         spelled = sum(type(i.argval) is str for i in dis.get_instructions(code) if i.opname == "LOAD_CONST")
         for constant in code.co_consts:
             parts = constant if isinstance(constant, tuple | frozenset) else (constant,)
-            self.texts.update(part for part in parts if isinstance(part, str) and part.isidentifier())
+            for text in (part for part in parts if isinstance(part, str)):
+                self.texts.update(name for name in text.split(".") if name.isidentifier())  # attrgetter("inner.scale")
         self.by_class = not _OF_CLASSES.isdisjoint(code.co_names)
         if "globals" in self.globals:
             self.globals |= self.texts

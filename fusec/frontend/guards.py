@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import sys
 import types
@@ -29,6 +30,8 @@ _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _TABLES = ("_parameters", "_buffers", "_modules")
 _LISTED = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
 _LISTED |= {"children", "named_children", "modules", "named_modules", *_TABLES}
+_PARAMETERS_OF = {"_keys", "_size"}
+"""Where PyTorch's dicts and lists of parameters keep what they have."""
 _MOST_NAMES = 64
 """Attributes of one object that are guarded where code may read all of them."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -283,6 +286,9 @@ class GuardWriter:
                     self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
         elif is_a(value, type):
             self._class_attributes(v, value, value, path)
+            if is_a(value, abc.ABCMeta) and is_user_class(value):  # which classes are its subclasses may be registered
+                test = f"{{v}}() != {abc.get_cache_token()}"
+                self.code.check(self.code.bind(abc.get_cache_token), test, "abc.get_cache_token()", "as it was")
         elif compiled_of(value) is not None:
             self._visit(f"{v}.{COMPILED}", compiled_of(value), path)
             return
@@ -339,10 +345,15 @@ class GuardWriter:
             if tests:
                 self.code.check(self._table(v, value), " or ".join(tests), f"{path}.__dict__", shown)
         for holder in classes:
-            if (id(holder), missing) not in self._lacking:
-                self._lacking.add((id(holder), missing))
-                test = self._holds_some(missing, "{v}")
-                self.code.check(f"{self.code.bind(holder)}.__dict__", test, f"{holder.__qualname__}.__dict__", shown)
+            self._lacks(holder, missing)
+
+    def _lacks(self, cls: type, names: frozenset[str]) -> None:
+        """A class's own table has none of the names."""
+        if (id(cls), names) not in self._lacking:
+            self._lacking.add((id(cls), names))
+            test = self._holds_some(names, "{v}")
+            shown = f"without {', '.join(sorted(names))}"
+            self.code.check(f"{self.code.bind(cls)}.__dict__", test, f"{cls.__qualname__}.__dict__", shown)
 
     def _holds_some(self, names: Iterable[str], table: str) -> str:
         """The test that a dict has one of the names."""
@@ -396,6 +407,7 @@ class GuardWriter:
         own = table or {}
         owner = v if value is cls else self.code.bind(cls)
         may_be_shadowed = set()
+        inherited: dict[type, set[str]] = {}
         for name in sorted(self.names.attributes | self._ran(cls)):
             holders = [c for c in raw.classes_of(cls) if name in raw.table_of(c)]
             holder = next(iter(holders), None)
@@ -405,6 +417,10 @@ class GuardWriter:
             found = raw.table_of(holder)[name]
             if not _has(found, "__set__") and not is_a(found, functools.cached_property):
                 may_be_shadowed.add(name)
+            if _has(found, "__get__") and not is_a(found, FunctionType):  # it is read from the class that has it
+                classes = raw.classes_of(cls)
+                for c in classes[: classes.index(holder)]:
+                    inherited.setdefault(c, set()).add(name)
             if is_a(found, *_CELL_DESCRIPTORS):
                 self._cell_attribute(f"{v}.{name}", found, cls, value, path)
             elif is_a(found, classmethod, staticmethod):
@@ -415,9 +431,11 @@ class GuardWriter:
                 self._visit(access, getattr(found, getter), f"{path}.{name}")
             elif is_a(found, FunctionType) or not _has(found, "__get__"):
                 self._visit(f"{owner}.{name}", found, f"{path}.{name}")
+        for c, names in inherited.items():
+            self._lacks(c, frozenset(names))
         if may_be_shadowed and table is not None and id(table) not in self._listed:
-            names = self.code.bind(frozenset(may_be_shadowed))
-            test = f"not {names}.isdisjoint({{v}})"
+            shadowing = self.code.bind(frozenset(may_be_shadowed))
+            test = f"not {shadowing}.isdisjoint({{v}})"
             self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them")
 
     def _hidden(self, holders: Iterable[type], name: str, path: str) -> None:
@@ -472,17 +490,20 @@ class GuardWriter:
             self._attributes(v, module, plain, path)
             for name in sorted(own - plain):
                 self._settings(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
+        is_container = raw.in_class(type(module), "__iter__") is not None
         reads_all = not self.names.attributes.isdisjoint(_LISTED)
+        for name in _PARAMETERS_OF & module.__dict__.keys():
+            self._visit(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
         for table in _TABLES[:2]:
             held = module.__dict__[table]
-            if reads_all:
+            if reads_all or (is_container and held):
                 self._list(f"{v}.{table}", held, f"{path}.{table}", list(held))
             empty = [name for name, tensor in held.items() if tensor is None]
             if empty:
                 test = " or ".join(f"{{v}}[{name!r}] is not None" for name in empty)
                 self.code.check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}")
             tensors = held.keys() - set(empty)
-            for name in sorted(tensors if reads_all else tensors & self.names.attributes):
+            for name in sorted(tensors if reads_all or is_container else tensors & self.names.attributes):
                 self._visit(f"{v}.{table}[{name!r}]", module.__dict__[table][name], f"{path}.{name}")
         children = module._modules
         keys = self.code.bind(list(children))
@@ -490,7 +511,7 @@ class GuardWriter:
         held_children = self.code.check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
         if children:
             self._listed.add(id(children))
-        elif reads_all:
+        elif reads_all or is_container:
             self._list(f"{v}._modules", children, f"{path}._modules", "empty")
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
@@ -550,9 +571,4 @@ def _is_nn_module(value: object) -> bool:
 
 def is_user_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
-    if module is None:
-        return True
-    if cls.__module__ == "__main__":
-        return True
-    file = getattr(module, "__file__", None)
-    return file is not None and is_user_file(file)
+    return module is None or cls.__module__ == "__main__" or _is_users(module)

@@ -60,7 +60,7 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], method: str = "__call__",
             "make it there (np.zeros, x.copy()) or write out = out + x"
         )
     if out is not None and any(o is not None and o.is_scalar for o in out):
-        raise TypeRuleError("return arrays must be of ArrayType", trace.location())
+        raise trace.unsupported("out= that may be a scalar, which takes no result, is not compiled")
     inputs = [as_array(trace, x) if isinstance(x, list | tuple) else x for x in inputs]
     if method != "__call__":
         made = _run_method(trace, ufunc, method, inputs, kwargs, out is not None)

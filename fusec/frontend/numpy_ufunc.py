@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import TypeRuleError
+from fusec.errors import TypeRuleError, UnsupportedOpError
 from fusec.frontend.numpy_emit import ShapeRuleError
 from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe, ir_dtype, like_layout
 from fusec.ir.nodes import Value
@@ -246,6 +246,8 @@ def resolve(
             kinds.append(type(x))
         else:
             kinds.append(np.asarray(x).dtype)
+    if casting == "equiv" and any(isinstance(kind, type) for kind in kinds):  # NumPy 2's resolve_dtypes crashes
+        raise UnsupportedOpError(f"np.{ufunc.__name__} of a Python number with casting='equiv'", trace.location())
     chosen: dict[str, Any] = {"casting": casting}
     if dtype is not None:
         chosen["signature"] = (*(None,) * ufunc.nin, *(np.dtype(dtype),) * ufunc.nout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled modules among what a capture reads: objects that stand for the module they compile."""
+"""Compiled modules and functions among what a capture reads: objects that stand for what they compile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from fusec.frontend import raw
 
 COMPILED = "_fusec_module"
 """Where a compiled module keeps the one that it compiles, among its own attributes."""
+
+
+STANDS = "stands_for_function"
+"""What a class has whose objects are what :func:`fusec.jit` makes of functions: what these are given is theirs."""
 
 
 def compiled_of(value: object) -> Any:

@@ -14,6 +14,9 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from fusec.errors import DimensionError
 from fusec.frontend.capture import run_user
@@ -52,7 +55,6 @@ def check_conditions(
     that PyTorch's symbolic sizes can't follow is not judged, or, where that is to be ``strict``, FollowingError. What
     the run changes outside itself is put back.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     environment = ShapeEnv(specialize_zero_one=False)
@@ -77,7 +79,7 @@ def check_conditions(
         fakes.append(fake)
     try:
         args, kwargs = restore(fakes)
-        with mode, torch.no_grad():
+        with mode, _AllFake(mode), torch.no_grad():
             _run_and_take_back(function, args, kwargs)
     except Exception as error:  # not every function runs on symbolic sizes; the samples stand for it
         if strict:
@@ -87,6 +89,26 @@ def check_conditions(
         location = _location(guard)
         if location is not None:
             _check(guard.expr.xreplace(names), ranges, location)
+
+
+class _AllFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes fakes of the tensors that a function finds outside. PyTorch would compute some operations on real tensors
+    alone for real (``mean.mul_(0.9)``), as if these were constants, and leave what that wrote."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.mode.lift_fns:  # a new tensor of numbers, which may be asked for them
+            return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        return self.mode.fake_tensor_converter.from_real_tensor(self.mode, tensor)
 
 
 class _OverError(Exception):

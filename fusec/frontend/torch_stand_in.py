@@ -73,7 +73,18 @@ class TracedTensor(FakeTensor, StandIn):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        self._check_switch(value)
         torch.Tensor.requires_grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
+        self._check_switch(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def _check_switch(self, to: bool) -> None:
+        """A computed tensor that requires a gradient can't be made to need none: that is an error as written."""
+        graded = GRADED.get()
+        if not to and graded is not None and self._origin is None and graded(self):
+            raise _refused("says that a computed tensor needs no gradient")
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]

@@ -58,9 +58,16 @@ class _EntryWriter:
             self.unless("not args")
         for variable, part in zip(variables, spec.args, strict=True):
             self._part(variable, part)
-        for name, part in spec.kwargs:
-            variable = self._variable()
-            self.lines.append(f"{variable} = kwargs.get({name!r}, {self.miss})")
+        if spec.kwargs:
+            self._named(spec.kwargs)
+
+    def _named(self, parts: Sequence[tuple[str, Structure]]) -> None:
+        """Arguments given by name, in the order of the call: a function of ``**named`` sees it."""
+        names, variables = [self._variable() for _ in parts], [self._variable() for _ in parts]
+        self.lines.append(f"{', '.join(names)}, = kwargs")
+        self.unless(" and ".join(f"{v} == {name!r}" for v, (name, _) in zip(names, parts, strict=True)))
+        self.lines.append(f"{', '.join(variables)}, = kwargs.values()")
+        for variable, (_, part) in zip(variables, parts, strict=True):
             self._part(variable, part)
 
     def unless(self, condition: str) -> None:

@@ -29,6 +29,7 @@ class JitFunction:
     """
 
     __slots__ = ("__dict__", "__weakref__", "dispatcher", "make")
+    stands_for_function = True
 
     def __init__(self, function: Callable[..., Any], make: MakeDispatcher) -> None:
         functools.update_wrapper(self, function)

@@ -21,6 +21,7 @@ from fusec.errors import (
     FusecError,
     LoweringError,
     SetupError,
+    TypeRuleError,
 )
 from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parameters, with_static
 from fusec.frontend.counters import IntegerAttribute
@@ -350,8 +351,9 @@ class Planner:
             return self._integers_plan(opened, arrays, leaves)
         except SetupError:
             raise
-        except Exception as error:  # the function itself may refuse an integer that no call has had
-            self._tell_unopened("each integer is compiled by itself", error)
+        except Exception as error:
+            if not isinstance(error, _REFUSALS):
+                self._tell_unopened("each integer is compiled by itself", error)
             self._integers.close(kind, opened)
             log.info("%s: not for a range of integers: %s", self.name, error)
             return None
@@ -466,6 +468,10 @@ class Planner:
         log.warning("%s ran as written: its program raised %s: %s", self.name, type(error).__name__, error)
         self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
 
+
+_REFUSALS = (TypeRuleError, ArithmeticError, IndexError)
+"""What a function's operations raise for an integer that is out of range: one that it was given, or that no call has
+had. A call with the integer then tells whether the function raises it as written."""
 
 Stage = Literal["call", "capture", "compile"]
 """What ended with an error: arguments that don't fit the function's parameters, the capture, or all after it."""
