@@ -116,8 +116,10 @@ def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner:
 
 
 def accumulator_dtype(op: Op) -> DType:
-    """Half types are multiplied and added in f32, integers in the result's type."""
+    """Half types and floats of 8 bits are multiplied and added in f32, integers in the result's type."""
     dtype = op.operands[0].type.dtype
+    if dtype.kind == "float8":
+        return f32
     if not dtype.is_float:
         return op.result.type.dtype
     return f32 if dtype.bits < 32 else dtype

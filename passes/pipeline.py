@@ -21,6 +21,7 @@ from fusec.passes.cost.gpu_program import predict_gpu
 from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
+from fusec.passes.eight_bits import multiply_in_8_bits
 from fusec.passes.empty import drop_empty
 from fusec.passes.expert_rows import group_by_expert
 from fusec.passes.fold import fold
@@ -198,7 +199,12 @@ def graph_passes(
         "lower_argreduce": lambda g: lower_argreduce(sink_gathers(pick_in_rows(g)) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
-        "precision": lambda g: set_precision(g, tf32=precision == "tf32" and gpu, doubles=not gpu),
+        # Matmuls of what was 8 bits wide are, on a GPU, matmuls of 8 bits, or of f16.
+        "precision": lambda g: set_precision(
+            multiply_in_8_bits(g, gpu_target(target), rounds=precision != "ieee") if gpu else g,
+            tf32=precision == "tf32" and gpu,
+            doubles=not gpu,
+        ),
         # A window of few elements is reduced by a map; on a CPU a matmul of one row a batch is a sum like any other.
         "vectors": lambda g: open_windows(g if gpu else open_vectors(g), blocked=gpu),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an epilogue can be cut in two: at values of 16 bits, which fit beside the next tile's accumulators."""
+"""Where an epilogue can be cut in two: at values that fit beside the next tile's accumulators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,29 @@ from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 @dataclass(frozen=True)
 class DeferredEpilogue:
-    """``values`` is computed from a tile's accumulators at once and held in ``slots``, of 16 bits each; ``rest`` stores
-    what is computed from there, under the next tile's MMAs."""
+    """``values`` is computed from a tile's accumulators at once and held in ``slots``, of 16 bits each, or of 32 where
+    they are ``whole``; ``rest`` stores what is computed from there, under the next tile's MMAs."""
 
     values: tuple[ScalarExpr, ...]
     slots: tuple[Buffer, ...]
     rest: tuple[Store, ...]
+    whole: bool = False
+
+    @property
+    def words(self) -> int:
+        """Of two neighbours."""
+        return len(self.values) * (2 if self.whole else 1)
+
+
+def whole_epilogue(stores: Sequence[Store], sums: Sequence[Load]) -> DeferredEpilogue:
+    """All of the epilogue is deferred: the accumulators are held as they are."""
+    slots = {x.buffer: Buffer(f"deferred_{k}", x.dtype, (), (), "tile") for k, x in enumerate(sums)}
+
+    def held(e: ScalarExpr) -> ScalarExpr | None:
+        return Load(slots[e.buffer], ()) if isinstance(e, Load) and e.buffer in slots else None
+
+    rest = tuple(replace(s, value=rewrite(s.value, held)) for s in stores)
+    return DeferredEpilogue(tuple(sums), tuple(slots.values()), rest, whole=True)
 
 
 def deferred_epilogue(stores: Sequence[Store], accumulators: Collection[Buffer]) -> DeferredEpilogue | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,15 @@ NAMES = (
 SHAPES = "wgmma_shapes.cuh"
 MAX_COLUMNS = 256
 _KINDS = {"bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16", "tf32": "k8.f32.tf32.tf32"}
+_EIGHT = {
+    "f8e4m3": "k32.f32.e4m3.e4m3",
+    "f8e5m2": "k32.f32.e5m2.e5m2",
+    "f8e4m3_f8e5m2": "k32.f32.e4m3.e5m2",
+    "f8e5m2_f8e4m3": "k32.f32.e5m2.e4m3",
+}
+_INTEGERS = {"s8": "k32.s32.s8.s8"}
+"""Operands of 8 bits, in shared memory and along K."""
+_TRANSPOSABLE = ("bf16", "f16")
 
 
 def headers(columns: Iterable[int] = ()) -> dict[str, str]:
@@ -46,7 +55,7 @@ def _files() -> dict[str, str]:
 
 
 def wgmma_shapes(columns: Iterable[int]) -> str:
-    """``Wgmma<N>`` for each N, a multiple of 8 from 8 to 256 (PTX ISA, wgmma.mma_async)."""
+    """``Wgmma<N>`` for each N, a multiple of 8 from 8 to 256, of integers a multiple of 16 (PTX ISA, wgmma.mma_async)."""
     parts = [_shape(n) for n in sorted(set(columns))]
     return "\n".join(
         ["#pragma once", '#include "wgmma.cuh"', "", "namespace fusec {", "", *parts, "}  // namespace fusec", ""]
@@ -56,13 +65,18 @@ def wgmma_shapes(columns: Iterable[int]) -> str:
 def _shape(n: int) -> str:
     if n % 8 or not 8 <= n <= MAX_COLUMNS:
         raise ValueError(f"wgmma has no shape of {n} columns")
-    shared = _choices(n, "shared", transposable=2)
-    registers = _choices(n, "registers", transposable=1)
+    shared = _choices(n, "shared", {**_KINDS, **_EIGHT})
+    integers = _choices(n, "shared", _INTEGERS if n % 16 == 0 else {})
+    registers = _choices(n, "registers", _KINDS)
     return f"""template <>
 struct Wgmma<{n}> {{
     template <typename T, bool kTransposedA = false, bool kTransposedB = false>
     __device__ static void shared(float (&d)[{n // 2}], u64 a, u64 b, int add) {{
 {shared}    }}
+
+    template <typename T, bool kTransposedA = false, bool kTransposedB = false>
+    __device__ static void shared(int (&d)[{n // 2}], u64 a, u64 b, int add) {{
+{integers}    }}
 
     template <typename T, bool kTransposedB = false>
     __device__ static void registers(float (&d)[{n // 2}], const u32 (&a)[4], u64 b, int add) {{
@@ -71,31 +85,33 @@ struct Wgmma<{n}> {{
 """
 
 
-def _choices(n: int, source: str, transposable: int) -> str:
+def _choices(n: int, source: str, kinds: Mapping[str, str]) -> str:
     return "".join(
-        f"        if constexpr (is_same<T, {kind}>) {{\n{_instruction(n, kind, source, transposable)}        }}\n"
-        for kind in _KINDS
+        f"        if constexpr (is_same<T, {kind}>) {{\n{_instruction(n, kind, source, shape)}        }}\n"
+        for kind, shape in kinds.items()
     )
 
 
-def _instruction(n: int, kind: str, source: str, transposable: int) -> str:
+def _instruction(n: int, kind: str, source: str, shape: str) -> str:
     """One asm statement: accumulators first, then the operands, ``add`` and which operands are transposed."""
     count = n // 2
     results = ", ".join(f"%{i}" for i in range(count))
     words = 1 if source == "shared" else 4
     a = ", ".join(f"%{count + i}" for i in range(words))
     b, add = count + words, count + words + 1
-    flags = [f"%{add + 1 + i}" for i in range(transposable)] if kind != "tf32" else []
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    transposable = (2 if source == "shared" else 1) if kind in _TRANSPOSABLE else 0
+    flags = [f"%{add + 1 + i}" for i in range(transposable)]
+    register = "r" if kind in _INTEGERS else "f"
+    outputs = ", ".join(f'"+{register}"(d[{i}])' for i in range(count))
     inputs = ['"l"(a)'] if source == "shared" else [f'"r"(a[{i}])' for i in range(4)]
     inputs += ['"l"(b)', '"r"(add)']
     if flags:
         inputs += ['"n"(int(kTransposedA))', '"n"(int(kTransposedB))'][2 - transposable :]
     left = a if source == "shared" else f"{{{a}}}"
-    tail = ", ".join(["p", "1", "1", *flags])
+    tail = ", ".join(["p", *([] if kind in _INTEGERS else ["1", "1"]), *flags])
     return f"""            asm volatile(
                 "{{ .reg .pred p; setp.ne.b32 p, %{add}, 0;\\n"
-                "wgmma.mma_async.sync.aligned.m64n{n}{_KINDS[kind]} "
+                "wgmma.mma_async.sync.aligned.m64n{n}{shape} "
                 "{{{results}}}, "
                 "{left}, %{b}, {tail}; }}"
                 : {outputs}

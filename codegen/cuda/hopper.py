@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.codegen.cuda.deferred import deferred_epilogue
+from fusec.codegen.cuda.deferred import DeferredEpilogue, deferred_epilogue, whole_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import memory_type
+from fusec.codegen.cuda.spelling import memory_type, register_type
 from fusec.errors import LoweringError
 from fusec.ir.index import floordiv, mul
 from fusec.ir.indexing import round_up
+from fusec.ir.types import DType
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import MAX_RANK, Fetch, fetch_of
@@ -21,6 +22,9 @@ from fusec.tile.scalar import Load
 from fusec.tile.templates import HopperGemm, TemplateOperand, Windows
 
 _CONSUMERS = 2
+_WARPGROUP = 128
+_HELD = 192
+"""Registers of a consumer's thread for sums: those that grow, and those of the last tile."""
 _SWIZZLED_ROWS = 8
 """Rows of a box after which the swizzle begins anew."""
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
@@ -48,8 +52,7 @@ class _Emitter(PlanWriter):
             nest.column_tiles.var: "column_tile",
         }
         self.symbols[nest.step] = "k"
-        alone = self.pipeline.ping_pong or self.pipeline.split > 1
-        self.cut = None if alone else deferred_epilogue(stores, accumulators)
+        self.cut = self._deferred()
 
     def emit(self) -> KernelSource:
         kernel, p = self.kernel, self.pipeline
@@ -95,22 +98,40 @@ class _Emitter(PlanWriter):
             overlaps=True,
         )
 
+    def _deferred(self) -> DeferredEpilogue | None:
+        p, nest = self.pipeline, self.nest
+        if p.ping_pong or p.split > 1:
+            return None
+        sums = self.m.extent // _CONSUMERS * self.n.extent * len(nest.sums) // _WARPGROUP
+        if self.dtype.bits == 8 and sums * (3 if p.promotes else 2) <= _HELD:
+            return whole_epilogue(self.stores, nest.sums)
+        return deferred_epilogue(self.stores, self.accumulators) if not p.promotes else None
+
     @property
     def _kind(self) -> str:
-        return self.dtype.name if self.dtype.bits == 16 else "tf32"
+        """Of what is multiplied, as ``wgmma.cuh`` has it."""
+        if self.dtype.bits == 32:
+            return "tf32"
+        kinds = dict.fromkeys(x.dtype.name for x in (self.nest.left, *self.nest.rights))
+        return "s8" if self.dtype.is_integer else "_".join(kinds)
+
+    @staticmethod
+    def _moved_as(dtype: DType) -> str:
+        return "tf32" if dtype.bits == 32 else dtype.name
 
     # What is moved
 
     def _operand(self, operand: TemplateOperand, domain: tuple[Iter, Iter], side: int, part: int) -> Moved:
         """Boxes of 64 elements of memory's rows: ``part`` rows along K, or one of many where they run along M or N."""
         if operand.windows is not None:
-            return self.add_windows(operand.windows, part, ROW_BYTES // self.dtype.itemsize, self._kind)
+            kind = self._moved_as(self.dtype)
+            return self.add_windows(operand.windows, part, ROW_BYTES // self.dtype.itemsize, kind)
         load, _ = operand_of(self.nest, operand, side)
         fetch = fetch_of(load, domain)
-        if fetch is None or load.dtype is not self.dtype or self.k.extent * self.dtype.itemsize != ROW_BYTES:
+        if fetch is None or self.k.extent * load.dtype.itemsize != ROW_BYTES:
             raise LoweringError(f"{load.buffer} can't be fetched by TMA")
         along_k = fetch.transposed == (side == 1)
-        if self.dtype.bits != 16 and not (along_k and self.nest.tf32):
+        if self.dtype.bits != 16 and not (along_k and (self.dtype.bits == 8 or self.nest.tf32)):
             raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
         box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
         if along_k and part % _SWIZZLED_ROWS:
@@ -118,7 +139,7 @@ class _Emitter(PlanWriter):
         if not along_k and part % box[1]:
             raise LoweringError(f"a cluster's blocks can't share copies of {part} positions of {load.buffer}")
         coordinates = {domain[side].var: ("row", "column")[side]}
-        return self.add_map(load, fetch, box, coordinates, dtype=self._kind)
+        return self.add_map(load, fetch, box, coordinates, dtype=self._moved_as(load.dtype))
 
     def _output(self, s: Store) -> Moved | None:
         """How a result of 16 bits leaves through shared memory; None where it is stored from registers."""
@@ -192,7 +213,7 @@ class _Emitter(PlanWriter):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {staged};")
         line(f"static constexpr bool {flag('kFetches', fetches)};")
-        line(f"static constexpr int kDeferred = {len(self.cut.values) if self.cut else 0};")
+        line(f"static constexpr int kDeferred = {self.cut.words if self.cut else 0}, kPromotes = {p.promotes};")
         counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()
@@ -289,7 +310,8 @@ class _Emitter(PlanWriter):
     def _finish(self, outputs: list[Moved | None], beside: Load | None) -> None:
         count, cut, line = sum(m is not None for m in outputs), self.cut, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
-        values, staged = f"const float (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
+        kind = register_type(self.nest.sums[0].dtype)
+        values, staged = f"const {kind} (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
         stores = self.stores if cut is None else cut.rest
         made = [unrounded(s) for s in stores]
         line()
@@ -307,8 +329,9 @@ class _Emitter(PlanWriter):
             with self.writer.block(f"void finish({where_read}, {values}, {staged}) const"), self.names.scope():
                 self.results(outputs, known=known)
             return
-        early = self.prefetch_pairs("Early", "early", deferred_values(cut), rows=False, ordered=False)
-        deferred = f"u32 (&deferred)[{len(cut.values)}]"
+        read_early = [] if cut.whole else deferred_values(cut)
+        early = self.prefetch_pairs("Early", "early", read_early, rows=False, ordered=False)
+        deferred = f"u32 (&deferred)[{cut.words}]"
         with (
             self.writer.block(f"void defer({where}, const Early& early, {values}, {deferred}) const"),
             self.names.scope(),

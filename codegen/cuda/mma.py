@@ -10,7 +10,7 @@ from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
 from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import memory_type
+from fusec.codegen.cuda.spelling import is_widened, memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index
 from fusec.tile.expand import tile_stores
@@ -141,7 +141,7 @@ class _Emitter(PlanWriter):
         flat = offset_of(load.buffer, load.index)
         where = bare(self._index(flat)) if flat is not None else scalars.gathered(load)
         text = f"{self.buffers[load.buffer]}[{where}]"
-        return f"float({text})" if load.dtype.is_half else text
+        return f"float({text})" if is_widened(load.dtype) else text
 
     def _index(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""

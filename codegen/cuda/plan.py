@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusec.codegen.cuda.deferred import DeferredEpilogue
 from fusec.codegen.cuda.indices import spell_index, step_of
 from fusec.codegen.cuda.scalars import Scalars, Style, bare
-from fusec.codegen.cuda.spelling import literal, memory_type, register_type
+from fusec.codegen.cuda.spelling import is_widened, literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
@@ -207,7 +207,7 @@ class PlanWriter:
             if load.buffer.space != "parameter" or flat is None:
                 raise LoweringError(f"{load.buffer} read at loaded subscripts")
             text = (known or {}).get(load) or f"{self.buffers[load.buffer]}[{bare(index(flat))}]"
-            return f"float({text})" if load.dtype.is_half else text
+            return f"float({text})" if is_widened(load.dtype) else text
 
         return read
 
@@ -253,7 +253,14 @@ class PlanWriter:
                 self.writer.line(f"{name} = minimum({name}, {bare(self.index(i.limit))} - {last});")
 
     def defer(self, cut: DeferredEpilogue, early: dict[Load, str]) -> None:
-        """Two neighbours of each value that is deferred, packed into ``deferred``."""
+        """Two neighbours of each value that is deferred, packed into ``deferred``, or as two words."""
+        if cut.whole:
+            for number, slot in enumerate(cut.slots):
+                for lane in range(2):
+                    bits = f"values[{number}][{lane}]"
+                    word = f"__float_as_uint({bits})" if slot.dtype.is_float else f"u32({bits})"
+                    self.writer.line(f"deferred[{number * 2 + lane}] = {word};")
+            return
         self.stay_inside((self.m, self.n))
         values = deferred_values(cut)
         pairs = early | self._read_pairs(values, early)
@@ -276,7 +283,10 @@ class PlanWriter:
         known = known or {}
         stores = self.stores if cut is None else cut.rest
         slots = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.slots)}
-        self.accumulators = {**self.accumulators, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in slots.items()}}
+        held = {b: f"{b.dtype.name}::at({t}, {{}})" for b, t in slots.items()}
+        if cut is not None and cut.whole:
+            held, slots = {b: _word(b.dtype, 2 * k) for k, b in enumerate(cut.slots)}, {}
+        self.accumulators = {**self.accumulators, **held}
         roots = [unrounded(s) for s in stores]
         pairs = {**known, **self._read_pairs(roots, known)}
         found = [self._values(lane, pairs, roots) for lane in range(2)]
@@ -347,6 +357,12 @@ def _argument(value: ScalarExpr) -> ScalarExpr:
     return inner if inner.dtype.name == "f32" else value
 
 
+def _word(dtype: DType, first: int) -> str:
+    """A whole sum that is deferred, with a placeholder for 0 or 1."""
+    word = f"deferred[{first} + {{}}]"
+    return f"__uint_as_float({word})" if dtype.is_float else f"int({word})"
+
+
 def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:
     half = target.dtype.is_half
     return f"float({bare(text)})" if half and not value.dtype.is_float else text
@@ -354,7 +370,7 @@ def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:
 
 def _stored(value: str, source: DType, target: DType) -> str:
     """A computed value in the type of memory."""
-    if target.is_half:
+    if is_widened(target):
         return f"{target.name}({bare(value)})"
     if target.name == "bool" and source.name != "bool":
         return f"({value} != {literal(0, source)})"

@@ -17,6 +17,7 @@ from fusec.codegen.cuda.spelling import (
     FAST,
     FLOATS,
     INTEGERS,
+    is_widened,
     literal,
     memory_type,
     register_type,
@@ -139,10 +140,10 @@ class Scalars:
             return text
         if dtype.name == "bool":
             return f"({text} != {literal(0, source)})"
-        if dtype.is_half:
-            inner = bare(text) if source.is_float else f"float({bare(text)})"
+        if is_widened(dtype):
+            inner = bare(text) if source.is_float or is_widened(source) else f"float({bare(text)})"
             return f"float({dtype.name}({inner}))"
-        if source.is_half and dtype.name == "f32":
+        if is_widened(source) and dtype.name == "f32":
             return text
         return f"{register_type(dtype)}({bare(text)})"
 
@@ -197,8 +198,8 @@ def bare(text: str) -> str:
 
 def stored(value: str, source: DType, target: DType) -> str:
     """A computed value of ``source`` in the type of memory of ``target``."""
-    if target.is_half:
-        inner = bare(value) if source.is_float else f"float({bare(value)})"
+    if is_widened(target):
+        inner = bare(value) if source.is_float or is_widened(source) else f"float({bare(value)})"
         return f"{target.name}({inner})"
     if target.name == "bool" and source.name != "bool":
         return f"({value} != {literal(0, source)})"

@@ -15,6 +15,8 @@ TYPES = {
     "bf16": "bf16",
     "f32": "float",
     "f64": "double",
+    "f8e4m3": "f8e4m3",
+    "f8e5m2": "f8e5m2",
     "i8": "i8",
     "i16": "i16",
     "i32": "int",
@@ -138,8 +140,13 @@ def memory_type(dtype: DType) -> str:
 
 
 def register_type(dtype: DType) -> str:
-    """The type of a value that is computed with: half types are floats."""
-    return "float" if dtype.is_half else TYPES[dtype.name]
+    """The type of a value that is computed with: half types, and floats of 8 bits, are floats."""
+    return "float" if is_widened(dtype) else TYPES[dtype.name]
+
+
+def is_widened(dtype: DType) -> bool:
+    """Whether values of a type are computed with as floats, and are made from floats in memory."""
+    return dtype.is_half or dtype.kind == "float8"
 
 
 def literal(value: complex, dtype: DType) -> str:

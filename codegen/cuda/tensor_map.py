@@ -12,6 +12,8 @@ from fusec.runtime.launch import Parameter
 _ELEMENTS = {
     "u8": 0,
     "i8": 0,
+    "f8e4m3": 0,
+    "f8e5m2": 0,
     "bool": 0,
     "u16": 1,
     "u32": 2,

@@ -9,7 +9,7 @@ from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.layout import is_vector, vector_step
 from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import memory_type
+from fusec.codegen.cuda.spelling import is_widened, memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Index
@@ -212,7 +212,7 @@ class _Emitter:
             if load.buffer.space != "parameter":
                 raise LoweringError(f"tile {load.buffer} in a matmul's epilogue")
             found = read.get(load) or self._subscripted(load, lane, scalars)
-            return f"float({found})" if load.dtype.is_half else found
+            return f"float({found})" if is_widened(load.dtype) else found
 
         scalars = Scalars(self.style, self.names, text, lambda e: self._index(e, lane), self.writer.line, roots)
         return scalars

@@ -18,6 +18,7 @@ from fusec.ir.types import TensorType
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
+from fusec.runtime.eight_bit_matmuls import bind_eight_bit_matmul
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.matmuls import bind_matmul
 from fusec.target.gpu import is_gpu
@@ -30,6 +31,10 @@ MATMUL = "fusec.matmul"
 """The target of a call that is a matmul of the library, said by ``arguments`` (:mod:`fusec.runtime.matmuls`)."""
 
 
+EIGHT_BIT_MATMUL = "fusec.eight_bit_matmul"
+"""The same for matmuls of 8 bits (:mod:`fusec.runtime.eight_bit_matmuls`)."""
+
+
 ATTENTION = "fusec.attention"
 """The same for attention (:mod:`fusec.runtime.attentions`)."""
 
@@ -40,6 +45,8 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
         return _interpreted(attributes, load_arrays(library))
     if attributes.target == MATMUL:
         return bind_matmul(attributes.arguments)
+    if attributes.target == EIGHT_BIT_MATMUL:
+        return bind_eight_bit_matmul(attributes.arguments)
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
     return prepare(attributes)

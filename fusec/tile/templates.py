@@ -19,7 +19,7 @@ class Pipeline:
     ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
     ``group`` rows of clusters. ``ping_pong``: a block's two consumers do a tile each, one multiplying while the other
     stores; else they do halves of the rows of one tile. ``split``: blocks of a cluster that share one tile, each with a
-    part of K.
+    part of K. ``promotes``: steps along K after which sums of 8-bit floats are added to others in f32; 0 for never.
     """
 
     cluster_m: int
@@ -28,6 +28,7 @@ class Pipeline:
     ping_pong: bool
     persistent: bool = False
     split: int = 1
+    promotes: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from math import prod
 
 from fusec.errors import FusecError
 from fusec.runtime.attentions import Attention, attention_from_text
-from fusec.runtime.calls import ATTENTION, MATMUL
+from fusec.runtime.calls import ATTENTION, EIGHT_BIT_MATMUL, MATMUL
+from fusec.runtime.eight_bit_matmuls import eight_bit_matmul_from_text
 from fusec.runtime.matmuls import Matmul, matmul_from_text
 from fusec.runtime.program import Call, Launch, Program
 from fusec.target.gpu import GpuTarget
-from fusec.target.gpu_rates import GpuRates
+from fusec.target.gpu_rates import EIGHT_BITS, GpuRates
 
 LIBRARY_SHARE = 0.86
 """What the library's matmuls reach of the rate of Hopper's instructions in fusec's own (``benchmarks/results/gpu.md``:
@@ -51,6 +52,10 @@ def _call_seconds(program: Program, call: Call, rates: GpuRates) -> float:
         if call.attributes.target == MATMUL:
             compute = _flops(matmul_from_text(text)) / rates.tensor / LIBRARY_SHARE
             return rates.launch + max(moved, compute)
+        if call.attributes.target == EIGHT_BIT_MATMUL:
+            m = eight_bit_matmul_from_text(text)
+            flops = 2.0 * prod(m.lhs.sizes) * m.rhs.sizes[-1]
+            return rates.launch + max(moved, flops / (2 * EIGHT_BITS * rates.tensor) / LIBRARY_SHARE)
         if call.attributes.target == ATTENTION:
             attention, backend = attention_from_text(text)
             return rates.launch + max(moved, _attended(attention) / rates.tensor / ATTENTION_SHARE[backend])

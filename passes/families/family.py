@@ -53,11 +53,14 @@ class GpuMachine:
     def writes_cuda(self, context: LoweringContext) -> bool:
         """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones.
 
-        Maps and reductions alone go there where data say, and no numbers of 8 bits.
+        Maps and reductions alone go there where data say; numbers of 8 bits where there is a matmul, on GPUs that have
+        instructions for them.
         """
         plain = all(op.name != "dot" for op in context.body.ops)
         values = (*context.body.inputs, *(v for op in context.body.ops for v in op.results))
-        if any(v.type.dtype.kind == "float8" for v in values):
+        arch = self.target.arch
+        has_float8 = isinstance(arch, int) and arch >= 89 and not plain
+        if not has_float8 and any(v.type.dtype.kind == "float8" for v in values):
             return False
         return self.cuda and not sizes_of(context.body) and (plain or not context.moves_results)
 

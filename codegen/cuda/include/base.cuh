@@ -85,4 +85,48 @@ struct f16 {
 /// float32 operands whose mantissa is read to 10 bits.
 struct tf32 {};
 
+// Floats of 8 bits (sm_89 and later), made from float by rounding to nearest even. e4m3 has no infinity: what is beyond
+// its numbers is NaN.
+
+struct f8e4m3 {
+    unsigned char bits;
+
+    f8e4m3() = default;
+    __device__ explicit f8e4m3(float value) : bits(static_cast<unsigned char>(pack(value, 0.0f))) {}
+    __device__ operator float() const {
+        u32 both;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(u16(bits)));
+        return f16::low(both);
+    }
+
+    /// Two floats, `low` in the low byte.
+    __device__ static u16 pack(float low, float high) {
+        u16 both;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(inside(high)), "f"(inside(low)));
+        return both;
+    }
+    __device__ static float inside(float value) { return fabsf(value) <= 464.0f ? value : __int_as_float(0x7fffffff); }
+};
+
+struct f8e5m2 {
+    unsigned char bits;
+
+    f8e5m2() = default;
+    __device__ explicit f8e5m2(float value) : bits(static_cast<unsigned char>(pack(value, 0.0f))) {}
+    __device__ operator float() const { return f16::widen(u16(bits << 8)); }
+
+    __device__ static u16 pack(float low, float high) {
+        u16 both;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+        if (fabsf(low) >= 61440.0f) both = u16((both & 0xff80) | 0x7c);
+        if (fabsf(high) >= 61440.0f) both = u16((both & 0x80ff) | 0x7c00);
+        return both;
+    }
+};
+
+/// Operands of 8 bits, the left one's type first; bytes with a sign, which are added up in 32 bits.
+struct f8e4m3_f8e5m2 {};
+struct f8e5m2_f8e4m3 {};
+struct s8 {};
+
 }  // namespace fusec

@@ -3,7 +3,9 @@
 //
 // A kernel's own part is a struct `Plan`:
 //
-//     using Type                             bf16, f16 or tf32
+//     using Type                             bf16, f16, tf32, or one of 8 bits (wgmma.cuh)
+//     kPromotes                              steps along K after which sums of 8-bit floats are added to others in f32:
+//                                            the tensor cores' own keep 13 digits. 0: never
 //     kTileM, kTileN                         what the consumers compute together, or each with kPingPong
 //     kStages, kClusterM, kClusterN, kGroup  buffers prefetched; blocks that share operands; rows of tiles in a group
 //     kPingPong                              ping-pong: one consumer multiplies while the other stores
@@ -25,9 +27,9 @@
 //                                            are staged; of one output. `finish` takes it before `values`, two neighbours
 //                                            as `Beside`:
 //     fetch_beside(to, full, batch, row_tile, column_tile, row, column)
-//     kDeferred                              values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
-//                                            takes what this has made, a pair to a word, in place of `values`, and runs
-//                                            under the next tile's MMAs:
+//     kDeferred                              words of two neighbours' values that an epilogue can be cut at, or 0: of
+//                                            16 bits, or whole sums. With them `finish` takes what this has made in
+//                                            place of `values`, and runs under the next tile's MMAs:
 //     defer(batch, row_tile, column_tile, row, column, early, values, deferred)
 //     Early, read_early(batch, row_tile, column_tile, column)
 //                                            what `defer` reads whatever the row, read under a tile's last MMAs
@@ -46,9 +48,23 @@ constexpr int kBoxRow = 128;
 constexpr int kConsumers = 2;
 
 template <typename T>
-constexpr int kDepth = 64;
+constexpr int kDepth = 128;
+template <>
+constexpr int kDepth<bf16> = 64;
+template <>
+constexpr int kDepth<f16> = 64;
 template <>
 constexpr int kDepth<tf32> = 32;
+
+/// What products of a type are added up in.
+template <typename T>
+struct SumOf {
+    using type = float;
+};
+template <>
+struct SumOf<s8> {
+    using type = int;
+};
 
 /// Sizes in bytes and counts that follow from a plan.
 template <typename Plan>
@@ -64,7 +80,12 @@ struct Layout {
     static constexpr int kBuffers = Plan::kStaged == 1 ? 2 : Plan::kStaged;
     static constexpr int kStaging = kConsumers * kBuffers * kChunk;
     static constexpr int kShared = 1024 + Plan::kStages * kStage + kStaging;
+    using Sum = typename SumOf<typename Plan::Type>::type;
 };
+
+/// The accumulators of a consumer's thread.
+template <typename Plan>
+using Sums = typename Layout<Plan>::Sum[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2];
 
 /// Tiles of this block's cluster, in an order that keeps the operands of blocks at work in L2.
 template <typename Plan>
@@ -140,8 +161,7 @@ __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barr
 
 /// Starts the MMAs of one step, which a consumer waits for.
 template <typename Plan>
-__device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* stage,
-                              int first_row, bool adds) {
+__device__ void multiply_step(Sums<Plan>& acc, char* stage, int first_row, bool adds) {
     using L = Layout<Plan>;
     using Type = typename Plan::Type;
     constexpr int kDepthBytes = 64 * kBoxRow;
@@ -159,13 +179,67 @@ __device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan
     wgmma_commit();
 }
 
+/// As `multiply`, with every kPromotes steps' sums added to `acc` in f32. The other consumer's MMAs run meanwhile.
+template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
+__device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier* empty,
+                                   Ring<Plan::kStages>& ring, int first_row, bool releases, int releases_at, int steps,
+                                   const Meanwhile& meanwhile, const AtEnd& at_end) {
+    using L = Layout<Plan>;
+    Sums<Plan> part;
+    int before = 0;
+#pragma unroll
+    for (int m = 0; m < L::kFragments; ++m)
+#pragma unroll
+        for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] = 0;
+    auto begin = [&](int step) {
+        full[ring.stage].wait(ring.parity);
+        multiply_step<Plan>(part, buffers + ring.stage * L::kStage, first_row, step % Plan::kPromotes > 0);
+    };
+    auto end = [&](int step) {
+        bool adds = (step + 1) % Plan::kPromotes == 0 || step + 1 == steps;
+        if (adds)
+            wgmma_wait<0>();
+        else
+            wgmma_wait<1>();
+        if (step % Plan::kPromotes > 0 && releases) empty[before].arrive_at(releases_at);
+        if (adds) {
+            if (releases) empty[ring.stage].arrive_at(releases_at);
+#pragma unroll
+            for (int m = 0; m < L::kFragments; ++m) {
+                keep_here(part[m]);
+#pragma unroll
+                for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] += part[m][i];
+            }
+        }
+        before = ring.stage;
+        ring.advance();
+    };
+#pragma unroll
+    for (int step = 0; step < kPortions; ++step) {
+        begin(step);
+        meanwhile(step);
+        if (step + 1 == steps) at_end();
+        end(step);
+    }
+    for (int step = kPortions; step < steps; ++step) {
+        begin(step);
+        if (step + 1 == steps) at_end();
+        end(step);
+    }
+}
+
 /// The MMAs of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
 /// kPortions steps are multiplied, `at_end()` under the last.
 template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
-__device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* buffers,
-                         Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring, int first_row, bool releases,
-                         int releases_at, int steps, const Meanwhile& meanwhile, const AtEnd& at_end) {
+__device__ void multiply(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring,
+                         int first_row, bool releases, int releases_at, int steps, const Meanwhile& meanwhile,
+                         const AtEnd& at_end) {
     using L = Layout<Plan>;
+    if constexpr (Plan::kPromotes > 0) {
+        multiply_promoting<Plan, kPortions>(acc, buffers, full, empty, ring, first_row, releases, releases_at, steps,
+                                            meanwhile, at_end);
+        return;
+    }
     int before = 0;
     auto next = [&](int step) {
         full[ring.stage].wait(ring.parity);
@@ -366,8 +440,8 @@ __device__ void finish_pair(const Plan& plan, const Tiles<Plan>& tile, int row, 
 
 /// A consumer's results through the epilogue.
 template <typename Plan, typename Reads>
-__device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2],
-                            Reads& prefetched, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
+__device__ void finish_tile(const Plan& plan, Sums<Plan>& acc, Reads& prefetched, Outlet<Plan>& outlet,
+                            const Tiles<Plan>& tile, int first_row) {
     using G = Groups<Plan>;
 #pragma unroll
     for (int g = 0; g < G::kCount; ++g) {
@@ -377,7 +451,7 @@ __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragme
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (!G::has(g, i)) continue;
-            float values[Plan::kDots][2];
+            typename Layout<Plan>::Sum values[Plan::kDots][2];
 #pragma unroll
             for (int p = 0; p < Plan::kDots; ++p) {
                 values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
@@ -393,15 +467,15 @@ __device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragme
     }
 }
 
-/// A tile's values that the epilogue goes on from, rounded to 16 bits in pairs, so that the next tile's MMAs can
-/// have the accumulators.
+/// A tile's values that the epilogue goes on from, so that the next tile's MMAs can have the accumulators.
 template <typename Plan>
 struct Deferred {
     using L = Layout<Plan>;
     using G = Groups<Plan>;
     static constexpr int kPortions = G::kCount < Plan::kSteps ? G::kCount : Plan::kSteps;
     static constexpr int kValues = Plan::kDeferred > 0 ? Plan::kDeferred : 1;
-    static constexpr int kAccumulators = L::kFragments * L::kColumns / 2, kPairs = G::kCount * 4 * kValues;
+    static constexpr int kAccumulators = L::kFragments * L::kColumns / 2 * (Plan::kPromotes > 0 ? 2 : 1);
+    static constexpr int kPairs = G::kCount * 4 * kValues;
     static constexpr bool kReadsEarly = kAccumulators + kWordsOf<typename Plan::Early> * G::kAcross * 2 <= 192;
     u32 pairs[G::kCount][4][kValues];
     typename Plan::Early early[kReadsEarly ? G::kAcross : 1][2];
@@ -419,8 +493,7 @@ struct Deferred {
                         plan.read_early(tile.batch, tile.row, tile.column, G::column(g, i));
     }
 
-    __device__ void take(const Plan& plan, float (&acc)[L::kFragments][L::kColumns / 2],
-                         const Tiles<Plan>& tile, int first_row) {
+    __device__ void take(const Plan& plan, Sums<Plan>& acc, const Tiles<Plan>& tile, int first_row) {
 #pragma unroll
         for (int g = 0; g < G::kCount; ++g) {
             if (!kReadsEarly) {
@@ -432,7 +505,7 @@ struct Deferred {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 if (!G::has(g, i)) continue;
-                float values[Plan::kDots][2];
+                typename L::Sum values[Plan::kDots][2];
 #pragma unroll
                 for (int p = 0; p < Plan::kDots; ++p) {
                     values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
@@ -489,7 +562,7 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
     P deferred;
     Tiles<Plan> last(0, rank);
     for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
-        float acc[L::kFragments][L::kColumns / 2];
+        Sums<Plan> acc;
         Tiles<Plan> tile(number, rank);
         auto finish_last = [&](int portion) {
             if (any) deferred.finish(plan, portion, outlet, last, first_row);
@@ -525,7 +598,7 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
             continue;
         }
         Tiles<Plan> tile(number, rank);
-        float acc[L::kFragments][L::kColumns / 2];
+        Sums<Plan> acc;
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
         Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;
         multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps, [](int) {}, [&] {

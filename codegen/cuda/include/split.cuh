@@ -96,6 +96,7 @@ __device__ void finish_parts(const Plan& plan, char* buffers, const Tiles<Plan>&
 template <typename Plan>
 __device__ void split_gemm(const Plan& plan) {
     using L = Layout<Plan>;
+    static_assert(is_same<typename L::Sum, float>, "sums that are left as floats");
     static_assert(L::kFragments == 1 && L::kCluster == 1 && Plan::kStaged == 0, "one tile of 128 rows, shared by none");
     extern __shared__ char memory[];
     __shared__ Barrier full[Plan::kStages], empty[Plan::kStages];

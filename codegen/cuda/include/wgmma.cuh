@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matmuls of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32).
+// Matmuls of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32,
+// 32 numbers of 8 bits).
 //
 // Operands in shared memory are described by a 64-bit word and lie as TMA boxes with a 128-byte swizzle. A box whose
 // rows run along K ("K-major") is 128 bytes of K wide: 8 rows are 1024 bytes. A box whose rows run along M or N ("transposed",
@@ -31,6 +32,11 @@ template <int kCount>
 __device__ inline void keep_here(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ inline void keep_here(int (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
 __device__ inline u64 describe(const void* box, u32 leading, u32 stride) {
@@ -68,7 +74,8 @@ __device__ inline void lower_registers() {
 ///     shared<T, kTransposedA, kTransposedB>(d, a, b, add)    both operands described
 ///     registers<T, kTransposedB>(d, a, b, add)           a in four registers, b described
 ///
-/// T is bf16, f16 or tf32. `add` 0 overwrites the accumulators. The header "wgmma_shapes.cuh" is written for the shapes
+/// T is bf16, f16, tf32 or, with operands in shared memory, of 8 bits: f8e4m3, f8e5m2, both of them (f8e4m3_f8e5m2,
+/// f8e5m2_f8e4m3), or s8, whose accumulators are int. `add` 0 overwrites the accumulators. The header "wgmma_shapes.cuh" is written for the shapes
 /// that a kernel uses.
 template <int kColumns>
 struct Wgmma;

@@ -29,8 +29,12 @@ from fusec.ir.types import NUMBER, Dim, TensorType
 
 def _dot_rule(types: Types, attributes: DotAttributes) -> Types:
     lhs, rhs = types
-    require_same_dtype(types)
-    require_kind(types, NUMBER)
+    if all(t.dtype.kind == "float8" for t in types):
+        if attributes.dtype is None or not attributes.dtype.is_float:
+            raise TypeRuleError(f"{show(types)}: numbers of 8 bits are added up in another type; give a float as dtype")
+    else:
+        require_same_dtype(types)
+        require_kind(types, NUMBER)
     require_axes((*attributes.lhs_batch, *attributes.lhs_contract), lhs)
     require_axes((*attributes.rhs_batch, *attributes.rhs_contract), rhs)
     for left, right, what in (
@@ -54,9 +58,13 @@ def free_axes(rank: int, batch: tuple[int, ...], contract: tuple[int, ...]) -> l
 
 def _dot(arrays: Arrays, attributes: DotAttributes) -> Array:
     result_type = arrays[0].dtype if attributes.dtype is None else attributes.dtype.numpy
-    lhs, rhs = widened(arrays)
+    lhs, rhs = widened([a.astype(np.float32) if _is_float8(a) else a for a in arrays])
     wide = np.result_type(lhs.dtype, np.zeros(0, result_type).astype(np.float32 if is_half(lhs) else result_type).dtype)
     return contract(lhs.astype(wide), rhs.astype(wide), attributes).astype(result_type, copy=False)
+
+
+def _is_float8(array: Array) -> bool:
+    return array.dtype.itemsize == 1 and array.dtype.kind in "fV"
 
 
 def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:

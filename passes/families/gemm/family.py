@@ -10,9 +10,11 @@ from fusec.passes.families.gemm.along import lower_along
 from fusec.passes.families.gemm.apart import operands_first
 from fusec.passes.families.gemm.cpu import lower_gemm
 from fusec.passes.families.gemm.cpu_candidates import gemm_schedules
+from fusec.passes.families.gemm.eight_bits import eight_bits_first
 from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_gpu
 from fusec.passes.families.gemm.library import library_alternatives
 from fusec.passes.families.gemm.library_convolution import library_convolution
+from fusec.passes.families.gemm.library_eight_bits import library_in_eight_bits
 from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.gemm.mixed import lower_mixed
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
@@ -39,11 +41,12 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 
 def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
-    return library_convolution(context, target) or library_alternatives(context, target)
+    found = library_convolution(context, target) or library_in_eight_bits(context, target)
+    return found or library_alternatives(context, target)
 
 
 def _pieces(context: LoweringContext) -> list[Alternative]:
-    return [*operands_in_order(context), *operands_first(context)]
+    return [*operands_in_order(context), *operands_first(context), *eight_bits_first(context)]
 
 
 GEMM = Family(

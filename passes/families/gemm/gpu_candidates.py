@@ -95,7 +95,7 @@ def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, dot
     dtype = axes.op.operands[0].type.dtype
     half = dtype.is_half
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
-    if not machine.writes_cuda(context) or dots > 1 or by_tensor_cores:
+    if not machine.writes_cuda(context) or dots > 1 or by_tensor_cores or dtype.kind == "float8":
         return []
     extents, bits = (axes.batches, axes.m, axes.n, axes.k), max(dtype.bits, 32)
     return tiled_gemm_candidates(*extents, bits, machine.target, _computed(context))
@@ -123,6 +123,8 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
     facts = transposed, windows is not None, read, written
     problem = HopperProblem(*extents, dots, len(beside), bits, defers, *facts, results=results, fetched=int(fetched))
+    if bits == 8:
+        problem = replace(problem, integers=axes.op.operands[0].type.dtype.is_integer)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 

@@ -49,12 +49,13 @@ class _HopperGemm(TiledMatmuls):
     def __init__(self, context: LoweringContext, schedule: HopperGemmSchedule) -> None:
         s, self.pipeline = schedule, schedule.pipeline
         super().__init__(context, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
-        self.multiplied_type()
+        self.multiplied_type(eight=True)
 
     def total(self, op: Op, accumulator: Load) -> ScalarExpr:
         """A matmul is rounded as the code says where the rest of its epilogue is put off until the next tile is
         multiplied (``codegen/cuda/deferred.py``): 16 bits of each are kept."""
-        whole = self.pipeline.ping_pong or self.pipeline.split > 1 or op.result.type.dtype is accumulator.dtype
+        p = self.pipeline
+        whole = p.ping_pong or p.split > 1 or p.promotes or op.result.type.dtype is accumulator.dtype
         return accumulator if whole else Apply("cast", (accumulator,), op.result.type.dtype)
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
@@ -75,8 +76,8 @@ class _HopperGemm(TiledMatmuls):
         fetch = fetch_of(block, (axes[0].inner, axes[1].inner)) if isinstance(block, Load) else None
         if not isinstance(element, Load) or fetch is None:
             raise LoweringError(f"{op.operands[side]} can't be fetched by TMA")
-        if element.dtype.bits == 32 and fetch.transposed != (side == 1):
-            raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take 32 bits")
+        if element.dtype.bits != 16 and fetch.transposed != (side == 1):
+            raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take all but 16 bits")
         return TemplateOperand(element)
 
 

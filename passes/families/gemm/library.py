@@ -141,8 +141,8 @@ class _Bias:
 def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> FoundMatmul | None:
     attributes = dot.expect(DotAttributes)
     operands: list[Value] = []
-    lhs = _matrix(context, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
-    rhs = _matrix(context, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
+    lhs = matrix_of(context, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
+    rhs = matrix_of(context, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
     if lhs is None or rhs is None:
         return None
     added = None
@@ -170,7 +170,7 @@ def in_dtype_of_operands(dot: Op, result: Value) -> tuple[Value, tuple[Op, ...]]
     return value, (Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location),)
 
 
-def _matrix(
+def matrix_of(
     context: LoweringContext,
     value: Value,
     batch: Sequence[int],
@@ -178,7 +178,7 @@ def _matrix(
     transposed: bool,
     operands: list[Value],
 ) -> Matrix | None:
-    """The operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``transposed``, the
+    """An operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``transposed``, the
     rows."""
     view = strided_view(value, context.producers, context.strides)
     if view is None or view.base not in context.body.inputs:

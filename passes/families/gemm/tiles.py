@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, mul, sub, symbol
 from fusec.ir.nodes import Op
-from fusec.ir.types import DType
+from fusec.ir.types import DType, i8
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.lower.blocks import GEMM_BLOCKS
@@ -110,10 +110,13 @@ class TiledMatmuls(Matmuls):
         name = self.context.unique(("left", "right")[side])
         return TemplateOperand(element, Buffer(name, dtype, shape, (shape[1], 1), "tile"))
 
-    def multiplied_type(self) -> DType:
-        """The operands' one type, of 16 bits or of 32 that may be rounded to TF32, which tensor cores multiply."""
+    def multiplied_type(self, eight: bool = False) -> DType:
+        """The operands' one type, of 16 bits or of 32 that may be rounded to TF32, which tensor cores multiply. eight:
+        also of 8 bits, floats of both kinds side by side; the left operand's."""
         kinds = {v.type.dtype for op in self.ops for v in op.operands}
         self.tf32 = all(map(allows_tf32, self.ops))
+        if eight and (kinds == {i8} or all(d.kind == "float8" for d in kinds)):
+            return self.ops[0].operands[0].type.dtype
         if len(kinds) > 1 or not all(d.is_float and (d.bits == 16 or (d.bits == 32 and self.tf32)) for d in kinds):
             raise LoweringError(f"tensor cores multiply no {', '.join(map(str, kinds))}, but 16 bits, or 32 as TF32")
         return kinds.pop()

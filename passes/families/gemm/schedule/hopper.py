@@ -12,6 +12,7 @@ from fusec.ir.indexing import round_up
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
+from fusec.target.gpu_rates import EIGHT_BITS
 from fusec.tile.kernel import Language
 from fusec.tile.templates import Pipeline
 
@@ -45,6 +46,7 @@ class HopperGemmSchedule:
             ("consumers", "ping-pong" if p.ping_pong else "cooperative"),
             ("stages", self.stages),
             *((("split", p.split),) if p.split > 1 else ()),
+            *((("promotes", p.promotes),) if p.promotes else ()),
         )
 
 
@@ -61,8 +63,11 @@ class _Tile:
 _ROWS, _WIDEST = 128, 256
 _WIDTHS = (256, 128, 64)
 """Columns of tiles that any result can be cut into."""
-_UNIT = 8
-"""Columns of the narrowest instruction."""
+_UNIT, _INTEGER_UNIT = 8, 16
+"""Columns of the narrowest instruction; of wider ones for integers, multiples of which there are."""
+_PROMOTED, _WIDEST_PROMOTED, _HELD = 4, 192, 192
+"""Steps after which sums of 8-bit floats are promoted; columns for which a thread has registers then; registers for
+sums that grow, those that they are added to, and those of the last tile."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
 """The share of the widest tile's rate that matmuls of so many columns reach; between them, in proportion. Narrow ones
 wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
@@ -71,8 +76,8 @@ _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 
 """For two matmuls of one left operand, by the columns of both."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
-_CONSUMERS, _CHUNK, _RESERVED = 2, 8192, 2048
-"""Warpgroups that multiply; bytes of results of 16 bits that one of them sends at a time; bytes of shared memory for
+_CONSUMERS, _WARPGROUP, _CHUNK, _RESERVED = 2, 128, 8192, 2048
+"""Warpgroups that multiply, and threads of one; bytes of results of 16 bits that one of them sends at a time; bytes of shared memory for
 alignment and barriers."""
 _MOST_STAGES = 8
 
@@ -105,7 +110,7 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class HopperProblem:
-    """Matmuls of operands of 16 bits, or of 32 that may be rounded to TF32.
+    """Matmuls of operands of 16 bits, of 32 that may be rounded to TF32, or of 8, floats or ``integers``.
 
     ``reads``: tensors of the result's size that the epilogue reads, ``fetched`` of them by TMA. defers: the results are
     rounded to 16 bits, so that epilogues can run under the next tile's matmuls. transposed: neighbours in the right
@@ -128,9 +133,20 @@ class HopperProblem:
     written: float = 0.0
     results: int = 1
     fetched: int = 0
+    integers: bool = False
+
+    @property
+    def promotes(self) -> int:
+        """Steps after which sums of 8-bit floats are added to others in f32 (decision 44)."""
+        return _PROMOTED if self.bits == 8 and not self.integers and self.k > _PROMOTED * _ROW_BYTES else 0
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
+
+    def holds_sums(self, tile: _Tile) -> bool:
+        """Whether a tile's sums can be kept while the next one's grow, so that all of the epilogue is deferred."""
+        sums = tile.n * self.dots * _ROWS // (_CONSUMERS * _WARPGROUP)
+        return self.bits == 8 and not tile.ping_pong and sums * (3 if self.promotes else 2) <= _HELD
 
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
@@ -142,7 +158,7 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
     found: dict[HopperGemmSchedule, None] = {}
     for tile in _tiles(p, target):
         for cluster, split in _clusters(p, tile, target):
-            pipeline = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split)
+            pipeline = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split, promotes=p.promotes)
             seconds = target.rates.launch + _START + _predict(p, tile, cluster, split, target)
             depth = _ROW_BYTES * 8 // p.bits
             found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds)] = None
@@ -154,7 +170,7 @@ def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
     for n in _widths(p):
         stage = (_ROWS + n * p.dots) * _ROW_BYTES
         stages = min(_MOST_STAGES, (target.shared_memory - _beside(p)) // stage)
-        if n * p.dots <= _ROWS:
+        if n * p.dots <= _ROWS and not p.promotes:
             yield _Tile(_ROWS, n, stages, True)
         yield _Tile(_ROWS, n, stages, False)
 
@@ -166,13 +182,15 @@ def _beside(p: HopperProblem) -> int:
 
 def _widths(p: HopperProblem) -> list[int]:
     """Columns of a tile: of any results, and those that cut this one's columns in equal parts."""
-    widest = _WIDEST // p.dots
+    widest = (_WIDEST_PROMOTED if p.promotes else _WIDEST) // p.dots
     found = {n for n in _WIDTHS if n <= widest}
     if p.dots == 1 and not p.transposed:
         parts = range(ceil(p.n / widest), max(1, p.n // _WIDTHS[-1]) + 1)
         found |= {p.n // count for count in parts if p.n % (count * _UNIT) == 0}
         if p.n <= widest:
             found.add(round_up(p.n, _UNIT))
+    if p.integers:
+        found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
 
 
@@ -189,7 +207,7 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
         yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
         fits = enough <= tiles * split <= target.sms * filled and tile.n % (2 * _UNIT) == 0
-        if not tile.ping_pong and fits and steps >= split * _STEPS:
+        if not tile.ping_pong and fits and steps >= split * _STEPS and not p.integers:
             yield (1, 1), split
 
 
@@ -202,7 +220,8 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
     area = tile.m * tile.n / (128 * (128 if tile.ping_pong else 256))
     depth = _ROW_BYTES * 8 // p.bits
     k = round_up(p.k, depth) * p.bits // 16 / split
-    multiply = 2.0 * tile.m * tile.n * p.dots * k * target.sms / (target.rates.tensor * _rate(p, tile, waves))
+    rate = target.rates.tensor * _rate(p, tile, waves) * (EIGHT_BITS if p.bits == 8 else 1.0)
+    multiply = 2.0 * tile.m * tile.n * p.dots * k * target.sms / rate
     fetched = (tile.m / cluster[1] + tile.n * p.dots / cluster[0]) * p.k * p.bits / 8 / split
     multiply = max(multiply, fetched * min(tiles * split, target.sms) / (target.rates.l2 * _L2))
     beside = 0 if split > 1 else p.fetched
@@ -214,7 +233,7 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
     traffic = reading + p.written / target.rates.copy
     if tile.ping_pong:
         return _together(waves * max(multiply, (multiply + epilogue) / 2), traffic) + epilogue
-    if p.defers:
+    if p.holds_sums(tile) or (p.defers and not p.promotes):
         shown = max(0.0, 1 - ceil(p.k / depth) / _PORTIONS) if beside else 0.0
         each = max(multiply, epilogue) + shown * epilogue + _DEFERRED * area
         return _together(waves * each, traffic) + epilogue

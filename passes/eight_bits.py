@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matmuls of numbers of 8 bits, which code writes as matmuls of what they are cast to (decision 44).
+
+Products of such numbers are exact in f32, and so are the casts to f16. What differs is how they are added up. Tensor
+cores add products of 8-bit floats to some 13 digits; a kernel keeps them by adding each few steps' sums up in f32. That
+is enough where the result is rounded to bf16 or 8 bits anyway. Where f32 goes on, the operands are f16, whose products
+are added up in f32. Bytes are added up in 32 bits, without any error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.attributes import CastAttributes, DotAttributes
+from fusec.ir.graph import Graph
+from fusec.ir.index import product
+from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
+from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from fusec.passes.cse import cse
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+from fusec.target.gpu import GpuTarget
+
+_FEW_ROWS = 64
+"""Rows or columns up to which a matmul waits for memory: it is left as it is."""
+_FEWEST = 8
+"""The same below which it is no matter for tensor cores."""
+_DEEPEST = 2**31 // 128**2 - 1
+"""Products of bytes that 32 bits hold the sum of."""
+_WIDE = (f32, bf16, f16)
+_VIEWS = ("permute", "reshape", "slice")
+_FEW_DIGITS = (bf16, f8e4m3, f8e5m2)
+
+
+def multiply_in_8_bits(graph: Graph, target: GpuTarget, *, rounds: bool = False) -> Graph:
+    """Afterwards matmuls of bytes, and of 8-bit floats where that is exact enough, have operands of 8 bits, on GPUs
+    that multiply them; other matmuls of 8-bit floats in f32 have operands of f16.
+
+    rounds: operands of matmuls may be rounded (``precision=``), so that sums of f32 need not be exact either.
+    """
+    if target.backend != "cuda" or not isinstance(target.arch, int):
+        return graph
+    return cse(rewrite(graph, (_product_of_bytes(target.arch, _rounded_soon(graph), rounds),)))
+
+
+def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rule:
+    @rule("dot")
+    def product_of_bytes(r: Rewriter) -> Outcome:
+        """dot(cast(a: 8 bits), cast(b: 8 bits)) ⇒ dot(a, b), or dot(cast(a, f16), cast(b, f16))"""
+        attributes, result = r.op.expect(DotAttributes), r.op.result
+        found = [_source(r, v) for v in r.operands]
+        paths = [f for f in found if f is not None]
+        if len(paths) != 2 or attributes.lhs_batch or result.type.dtype not in _WIDE or not result.type.is_static:
+            return None
+        kinds = {path[-1].operands[0].type.dtype for path in paths}
+        rows, columns, depth = _extents(r.op)
+        if min(rows, columns) <= _FEWEST or not depth:
+            return None
+        large = min(rows, columns) > _FEW_ROWS
+
+        def multiplied(dtype: DType | None, sums: DType) -> Value:
+            operands = [_again(r, path, dtype) for path in paths]
+            return r.emit("dot", *operands, attributes=replace(attributes, dtype=sums, tf32=False))
+
+        if kinds == {i8}:
+            if arch == 90 and large and depth <= _DEEPEST:
+                total = multiplied(None, i32)
+                wide = r.cast(total, f32, hint="sum")
+                return wide if result.type.dtype is f32 else _implied(r, wide, result.type.dtype)
+        elif any(d.kind != "float8" for d in kinds):
+            return None
+        elif arch >= 89 and large and (rounds or result.type.dtype is bf16 or result in rounded):
+            return multiplied(None, result.type.dtype)
+        if any(v.type.dtype is not f32 for v in r.operands):
+            return None
+        return multiplied(f16, result.type.dtype)
+
+    return product_of_bytes
+
+
+def _implied(r: Rewriter, value: Value, dtype: DType) -> Value:
+    return r.emit("cast", value, attributes=CastAttributes(dtype, True), hint=dtype.name)
+
+
+def _extents(dot: Op) -> tuple[int, int, int]:
+    """Rows, columns and depth."""
+    attributes = dot.expect(DotAttributes)
+    left, right = (v.type for v in dot.operands)
+    rows = [left.shape[a] for a in free_axes(left.rank, (), attributes.lhs_contract)]
+    columns = [right.shape[a] for a in free_axes(right.rank, (), attributes.rhs_contract)]
+    depth = [left.shape[a] for a in attributes.lhs_contract]
+    return most(product(rows)), most(product(columns)), most(product(depth))
+
+
+def _source(r: Rewriter, value: Value) -> list[Op] | None:
+    """The views that lead to an operand, the last one first, and behind them the cast that widens 8 bits."""
+    path: list[Op] = []
+    made = r.producer(value)
+    while made is not None and made.name in _VIEWS:
+        path.append(made)
+        made = r.producer(made.operands[0])
+    while made is not None and made.name == "cast" and made.result.type.dtype in _WIDE:
+        inner = r.producer(made.operands[0])
+        if made.operands[0].type.dtype.bits == 8 and made.operands[0].type.dtype.kind in ("float8", "int"):
+            return [*path, made]
+        made = inner if made.operands[0].type.dtype in _WIDE else None
+    return None
+
+
+def _again(r: Rewriter, path: list[Op], dtype: DType | None) -> Value:
+    """The operand in 8 bits, or cast to a dtype before the views."""
+    *views, widening = path
+    found = widening.operands[0]
+    if dtype is not None:
+        found = r.emit("cast", found, attributes=CastAttributes(dtype), hint=dtype.name)
+    for view in reversed(views):
+        found = r.emit(view.name, found, attributes=view.attributes)
+    return found
+
+
+def _rounded_soon(graph: Graph) -> frozenset[Value]:
+    """Values of which all that is made is rounded to bf16 or 8 bits, and nothing jumps before."""
+    uses, outputs = graph.uses(), frozenset(graph.outputs)
+    found: set[Value] = set()
+
+    def rounds(op: Op, value: Value) -> bool:
+        if isinstance(op.attributes, CastAttributes):
+            dtype = op.attributes.dtype
+            return dtype in _FEW_DIGITS or (dtype is f32 and op.result in found)
+        if op.definition.kind not in ("view", "elementwise"):
+            return False
+        if op.definition.jumps:
+            return op.result not in outputs and all(_limits(reader, op, value) for reader in uses[op.result])
+        return op.result.type.dtype is f32 and op.result in found
+
+    for op in reversed(graph.ops):
+        for value in op.results:
+            if value not in outputs and all(rounds(reader, value) for reader in uses[value]):
+                found.add(value)
+    return frozenset(found)
+
+
+def _limits(op: Op, comparison: Op, value: Value) -> bool:
+    """Whether an op is select(value < limit, limit, value) or the like, which does not jump."""
+    if op.name != "select" or comparison.name not in ("lt", "le", "gt", "ge") or op.operands[0] is not comparison.result:
+        return False
+    limit = next((v for v in comparison.operands if v is not value), None)
+    return limit is not None and {value, limit} == set(op.operands[1:])
