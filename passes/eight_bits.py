@@ -49,6 +49,8 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rul
     def product_of_bytes(r: Rewriter) -> Outcome:
         """dot(cast(a: 8 bits), cast(b: 8 bits)) ⇒ dot(a, b), or dot(cast(a, f16), cast(b, f16))"""
         attributes, result = r.op.expect(DotAttributes), r.op.result
+        if all(v.type.dtype.kind == "float8" for v in r.operands):
+            return _of_few_rows(r, arch)
         found = [_source(r, v) for v in r.operands]
         paths = [f for f in found if f is not None]
         if len(paths) != 2 or attributes.lhs_batch or result.type.dtype not in _WIDE or not result.type.is_static:
@@ -77,6 +79,15 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rul
         return multiplied(f16, result.type.dtype)
 
     return product_of_bytes
+
+
+def _of_few_rows(r: Rewriter, arch: int) -> Outcome:
+    """dot(a: f8, b: f8) ⇒ dot(cast(a, f16), cast(b, f16)), where no kernel multiplies such operands"""
+    rows, columns, depth = _extents(r.op)
+    if arch >= 89 and min(rows, columns) > _FEW_ROWS and r.op.result.type.is_static and depth:
+        return None
+    made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype)
+    return r.emit("dot", *(r.emit("cast", v, attributes=CastAttributes(f16)) for v in r.operands), attributes=made)
 
 
 def _implied(r: Rewriter, value: Value, dtype: DType) -> Value:

@@ -82,13 +82,21 @@ def _ulp(magnitude: float, dtype: np.dtype[Any]) -> float:
     return float(limits.eps) * max(magnitude, float(limits.smallest_normal))
 
 
+_FOREIGN = {
+    "torch.bfloat16": ("int16", ml_dtypes.bfloat16),
+    "torch.float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "torch.float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+}
+
+
 def as_numpy(array: Any) -> Array:
     """A NumPy array of an array, or of a torch tensor or CuPy array on any device; bfloat16 is kept."""
     if hasattr(array, "detach"):
         tensor = array.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":
+        if str(tensor.dtype) in _FOREIGN:
             import torch
 
-            return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+            stored, wanted = _FOREIGN[str(tensor.dtype)]
+            return np.asarray(tensor.contiguous().view(getattr(torch, stored)).numpy().view(wanted))
         return np.asarray(tensor.numpy())
     return np.asarray(array.get() if hasattr(array, "get") and not isinstance(array, np.ndarray) else array)

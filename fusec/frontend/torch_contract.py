@@ -9,7 +9,7 @@ from math import prod
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import MOST_GROUPS, DotAttributes, EinsumAttributes, GroupedDotAttributes, Scalar
 from fusec.ir.nodes import Value
-from fusec.ir.types import i8, i32, u8
+from fusec.ir.types import f32, i8, i32, u8
 
 Lowering = Callable[..., Value]
 
@@ -34,6 +34,34 @@ def _int_mm(e: Emitter, x: Value, mat2: Value) -> Value:
     signed = e.cast(e.emit("sub", e.cast(x, i32), offset), i8)
     columns = e.reduce("reduce_sum", e.cast(mat2, i32), (0,), keep=True)
     return e.emit("add", e.emit("dot", signed, mat2, attributes=product), e.emit("mul", columns, offset))
+
+
+def _scaled_mm(
+    e: Emitter,
+    x: Value,
+    mat2: Value,
+    scale_a: Value,
+    scale_b: Value,
+    bias: Value | None = None,
+    scale_result: Value | None = None,
+    out_dtype: object = None,
+    use_fast_accum: bool = False,
+) -> Value:
+    """``x @ mat2`` in f32, times one scale for each operand, or one for each row and column; plus the bias."""
+    if e.is_on_cpu(x.type):
+        raise Declined("but on a GPU", final=True)
+    dtype = e.out.dtype
+    if scale_result is not None or not dtype.is_float:
+        raise Declined("with a result of 8 bits", final=True)
+    total = e.emit("dot", x, mat2, attributes=DotAttributes((1,), (0,), dtype=f32))
+    m, n = total.type.shape
+    whole = [prod(extents(s)) == 1 for s in (scale_a, scale_b)]
+    by_row = extents(scale_a) == (m, 1) and extents(scale_b) == (1, n)
+    if not (all(whole) or by_row) or any(s.type.dtype is not f32 for s in (scale_a, scale_b)):
+        raise Declined("but with one scale an operand, or one for each row and column", final=True)
+    for scale in (scale_a, scale_b):
+        total = e.emit("mul", total, scale if by_row else e.reshape(scale, ()))
+    return e.with_bias(total, bias, dtype)
 
 
 def _addmm(e: Emitter, x: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
@@ -144,6 +172,7 @@ CONTRACTIONS: dict[str, Lowering] = {
     "mm": _matmul,
     "bmm": _matmul,
     "_int_mm": _int_mm,
+    "_scaled_mm": _scaled_mm,
     "_grouped_mm": _grouped_mm,
     "mv": _matmul,
     "dot": _matmul,

@@ -43,4 +43,7 @@ FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 MOVES = frozenset({"clone", "to", "_to_copy", "contiguous", "lift_fresh_copy", "type_as", "copy", "cat"})
 """VALUES that take and give numbers of 8 bits, with which nothing is computed."""
 
-__all__ = ["FLOAT8", "MOVES", "VALUES", "VIEWS"]
+MULTIPLIES = frozenset({"_scaled_mm"})
+"""VALUES that multiply numbers of 8 bits."""
+
+__all__ = ["FLOAT8", "MOVES", "MULTIPLIES", "VALUES", "VIEWS"]

@@ -49,7 +49,7 @@ from fusec.frontend.torch_foreach import element_by_element
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
-from fusec.frontend.torch_ops import FLOAT8, MOVES, VALUES, VIEWS
+from fusec.frontend.torch_ops import FLOAT8, MOVES, MULTIPLIES, VALUES, VIEWS
 from fusec.frontend.torch_outcomes import is_branch
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
@@ -385,8 +385,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(t.is_complex() for t in (*tensors_in((args, list(kwargs.values()))), *outs)):
             raise Declined("no kernel computes complex numbers", final=True)
         stored = {t.dtype for t in (*tensors_in((args, list(kwargs.values()))), *outs)} & FLOAT8
-        if stored and name not in VIEWS and name not in MOVES:
-            raise Declined("numbers of 8 bits are stored, moved and cast by kernels, no more", final=True)
+        if stored and name not in VIEWS and name not in MOVES | MULTIPLIES:
+            raise Declined("numbers of 8 bits are stored, moved, cast and multiplied by kernels, no more", final=True)
         if name in VIEWS:  # a view that had to copy, such as a reshape of transposed memory
             first, *rest = args
             (steps,) = VIEWS[name](self.emitter, tuple(first.shape), *rest, **kwargs)

@@ -15,6 +15,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "codegen" / "cuda"), str(ROOT / "gpu"), str(ROOT)]
 import on_device  # noqa: E402
+from eight_bit_cases import EIGHT_BITS  # noqa: E402
 from hopper_cases import CASES, lowered  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 
@@ -28,6 +29,14 @@ pytestmark = pytest.mark.gpu
 def run(text: str, schedule: Any, arrays: list[np.ndarray[Any, Any]]) -> list[Any]:
     graph = parse(text)
     return on_device.run(graph, lowered(graph, schedule, "cuda:0"), arrays)
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_eight_bits_against_float64(name: str) -> None:
+    text, schedule = EIGHT_BITS[name]
+    arrays = on_device.given(parse(text))
+    exact = interpret(parse(text), arrays, float64=True)
+    assert_close_to_oracle(run(text, schedule, arrays), exact, interpret(parse(text), arrays))
 
 
 @pytest.mark.parametrize("name", CASES)

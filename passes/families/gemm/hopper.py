@@ -16,7 +16,7 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_st
 from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import Store
-from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, reads_memory, walk
+from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, loads, reads_memory, walk
 from fusec.tile.templates import HopperGemm, TemplateOperand
 
 
@@ -82,6 +82,10 @@ class _HopperGemm(TiledMatmuls):
 
 
 def _is_plain(value: ScalarExpr) -> bool:
-    """Whether every element that is read lies inside its tensor, at an index known without reading another."""
-    chosen = [a for e in walk(value) if isinstance(e, Apply) and e.op == "select" for a in e.args[1:]]
+    """Whether every element that is read lies inside its tensor, at an index known without reading another.
+
+    What values choose (a clamp) is read by the code as written, too; what positions choose may lie outside."""
+    selects = [e for e in walk(value) if isinstance(e, Apply) and e.op == "select"]
+    by_position = [e for e in selects if any(isinstance(x, IndexValue) for x in walk(e.args[0]))]
+    chosen = [a for e in by_position for a in e.args[1:]]
     return not any(map(reads_memory, chosen)) and not any(load.gathers for load in loads(value))

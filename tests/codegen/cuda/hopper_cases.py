@@ -14,9 +14,16 @@ from fusec.tile.templates import Pipeline
 
 
 def schedule(
-    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), ping_pong: bool = False, k: int = 64, split: int = 1
+    m: int,
+    n: int,
+    stages: int,
+    cluster: tuple[int, int] = (1, 1),
+    ping_pong: bool = False,
+    k: int = 64,
+    split: int = 1,
+    promotes: int = 0,
 ) -> HopperGemmSchedule:
-    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, ping_pong, split=split))
+    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, ping_pong, split=split, promotes=promotes))
 
 
 def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:

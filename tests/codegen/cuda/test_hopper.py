@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from convolutions import convolution
+from eight_bit_cases import EIGHT_BITS
 from fixed import Fixed
 from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, linear, lowered, product, schedule
 
@@ -30,9 +31,9 @@ SM_90 = gpu_target("cuda:sm_90")
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *EIGHT_BITS])
 def test_compiles_without_spills(name: str) -> None:
-    text, s = CASES[name]
+    text, s = {**CASES, **EIGHT_BITS}[name]
     module = compile_kernels([lowered(parse(text), s)], SM_90)
     (cubin,) = module.cubins.values()
     assert cubin.code.startswith(b"\x7fELF")

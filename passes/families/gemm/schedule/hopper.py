@@ -66,6 +66,7 @@ _WIDTHS = (256, 128, 64)
 _UNIT, _INTEGER_UNIT = 8, 16
 """Columns of the narrowest instruction; of wider ones for integers, multiples of which there are."""
 _PROMOTED, _WIDEST_PROMOTED, _HELD = 4, 192, 192
+_PROMOTED_WIDTHS = (192, 160)
 """Steps after which sums of 8-bit floats are promoted; columns for which a thread has registers then; registers for
 sums that grow, those that they are added to, and those of the last tile."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
@@ -189,6 +190,8 @@ def _widths(p: HopperProblem) -> list[int]:
         found |= {p.n // count for count in parts if p.n % (count * _UNIT) == 0}
         if p.n <= widest:
             found.add(round_up(p.n, _UNIT))
+    if p.promotes:
+        found |= {n // p.dots for n in _PROMOTED_WIDTHS}
     if p.integers:
         found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
