@@ -154,6 +154,7 @@ NAMES = (
     "FA2",
     "FlexAttention",
     "grouped_mm",
+    "scaled_mm",
     "sdpa",
     "sdpa compiled",
 )

@@ -154,7 +154,11 @@ def _rounded_soon(graph: Graph) -> frozenset[Value]:
 
 def _limits(op: Op, comparison: Op, value: Value) -> bool:
     """Whether an op is select(value < limit, limit, value) or the like, which does not jump."""
-    if op.name != "select" or comparison.name not in ("lt", "le", "gt", "ge") or op.operands[0] is not comparison.result:
+    if (
+        op.name != "select"
+        or comparison.name not in ("lt", "le", "gt", "ge")
+        or op.operands[0] is not comparison.result
+    ):
         return False
     limit = next((v for v in comparison.operands if v is not value), None)
     return limit is not None and {value, limit} == set(op.operands[1:])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workloads import experts, scans, scores
+from benchmarks.workloads import eight_bits, experts, scans, scores
 
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
@@ -287,6 +287,16 @@ def _experts() -> list[Work]:
     ]
 
 
+def _eight_bits() -> list[Work]:
+    def work(
+        name: str, function: Function, arguments: Callable[[], Any], flops: float, library: Function | None
+    ) -> Work:
+        peers = {} if library is None else {"scaled_mm": library}
+        return Work(name, function, arguments, flops, "TFLOP/s", peers, autotuned=False, exact=False)
+
+    return eight_bits.works(work)
+
+
 def _attention(b: int, h: int, n: int, d: int, causal: bool) -> Work:
     flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
     peers = {"cuDNN": sdpa("CUDNN_ATTENTION", causal), "FA2": sdpa("FLASH_ATTENTION", causal)}
@@ -359,6 +369,7 @@ def works() -> list[Work]:
         _swiglu(16, "GB/s"),
         _swiglu(8192, "TFLOP/s"),
         *_prologues(),
+        *_eight_bits(),
         *_experts(),
         _attention(4, 16, 4096, 128, False),
         _attention(4, 16, 4096, 128, True),

@@ -55,7 +55,7 @@ def _files() -> dict[str, str]:
 
 
 def wgmma_shapes(columns: Iterable[int]) -> str:
-    """``Wgmma<N>`` for each N, a multiple of 8 from 8 to 256, of integers a multiple of 16 (PTX ISA, wgmma.mma_async)."""
+    """``Wgmma<N>`` for each N, a multiple of 8 from 8 to 256 (PTX ISA, wgmma.mma_async); for integers those of 16."""
     parts = [_shape(n) for n in sorted(set(columns))]
     return "\n".join(
         ["#pragma once", '#include "wgmma.cuh"', "", "namespace fusec {", "", *parts, "}  // namespace fusec", ""]

@@ -10,7 +10,8 @@ from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 def scaled(m: int, k: int, n: int, a: str = "f8e4m3", b: str = "f8e4m3", out: str = "bf16", wide: str = "f32") -> str:
     """Scales for each row and column, a bias and gelu."""
     shape = f"{wide}[{m}, {n}]"
-    return f"""graph @scaled(%x: {a}[{m}, {k}], %w: {b}[{n}, {k}], %s: {wide}[{m}, 1], %t: {wide}[{n}], %b: {wide}[{n}]) {{
+    return f"""graph @scaled(%x: {a}[{m}, {k}], %w: {b}[{n}, {k}], %s: {wide}[{m}, 1],
+    %t: {wide}[{n}], %b: {wide}[{n}]) {{
   %xf = cast(%x) : {wide}[{m}, {k}]
   %wf = cast(%w) : {wide}[{n}, {k}]
   %h = dot(%xf, %wf) {{contract=[1]x[1]}} : {shape}

@@ -78,8 +78,8 @@ _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
 _CONSUMERS, _WARPGROUP, _CHUNK, _RESERVED = 2, 128, 8192, 2048
-"""Warpgroups that multiply, and threads of one; bytes of results of 16 bits that one of them sends at a time; bytes of shared memory for
-alignment and barriers."""
+"""Warpgroups that multiply, and threads of one; bytes of results of 16 bits that one of them sends at a time; bytes of
+shared memory for alignment and barriers."""
 _MOST_STAGES = 8
 
 _FEWEST = 16
