@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes
 from fusec.ir.graph import Graph
-from fusec.ir.index import product
-from fusec.ir.indexing import most
+from fusec.ir.index import Index, bounds, product
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
@@ -35,13 +34,13 @@ _FEW_DIGITS = (bf16, f8e4m3, f8e5m2)
 
 def multiply_in_8_bits(graph: Graph, target: GpuTarget, *, rounds: bool = False) -> Graph:
     """Afterwards matmuls of bytes, and of 8-bit floats where that is exact enough, have operands of 8 bits, on GPUs
-    that multiply them; other matmuls of 8-bit floats in f32 have operands of f16.
+    that multiply them; other matmuls of numbers of 8 bits in f32 have operands of f16.
 
     rounds: operands of matmuls may be rounded (``precision=``), so that sums of f32 need not be exact either.
     """
-    if target.backend != "cuda" or not isinstance(target.arch, int):
-        return graph
-    return cse(rewrite(graph, (_product_of_bytes(target.arch, _rounded_soon(graph), rounds),)))
+    arch = target.arch if isinstance(target.arch, int) else 0
+    changed = rewrite(graph, (_product_of_bytes(arch, _rounded_soon(graph), rounds),))
+    return graph if changed is graph else cse(changed)
 
 
 def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rule:
@@ -53,13 +52,13 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rul
             return _of_few_rows(r, arch)
         found = [_source(r, v) for v in r.operands]
         paths = [f for f in found if f is not None]
-        if len(paths) != 2 or attributes.lhs_batch or result.type.dtype not in _WIDE or not result.type.is_static:
+        if len(paths) != 2 or attributes.lhs_batch or result.type.dtype not in _WIDE:
             return None
         kinds = {path[-1].operands[0].type.dtype for path in paths}
         rows, columns, depth = _extents(r.op)
         if min(rows, columns) <= _FEWEST or not depth:
             return None
-        large = min(rows, columns) > _FEW_ROWS
+        large = min(rows, columns) > _FEW_ROWS and all(v.type.is_static for v in r.operands)
 
         def multiplied(dtype: DType | None, sums: DType) -> Value:
             operands = [_again(r, path, dtype) for path in paths]
@@ -84,7 +83,8 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rul
 def _of_few_rows(r: Rewriter, arch: int) -> Outcome:
     """dot(a: f8, b: f8) ⇒ dot(cast(a, f16), cast(b, f16)), where no kernel multiplies such operands"""
     rows, columns, depth = _extents(r.op)
-    if arch >= 89 and min(rows, columns) > _FEW_ROWS and r.op.result.type.is_static and depth:
+    is_static = all(v.type.is_static for v in r.operands)
+    if arch >= 89 and min(rows, columns) > _FEW_ROWS and is_static and depth:
         return None
     made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype)
     return r.emit("dot", *(r.emit("cast", v, attributes=CastAttributes(f16)) for v in r.operands), attributes=made)
@@ -101,7 +101,13 @@ def _extents(dot: Op) -> tuple[int, int, int]:
     rows = [left.shape[a] for a in free_axes(left.rank, (), attributes.lhs_contract)]
     columns = [right.shape[a] for a in free_axes(right.rank, (), attributes.rhs_contract)]
     depth = [left.shape[a] for a in attributes.lhs_contract]
-    return most(product(rows)), most(product(columns)), most(product(depth))
+    return _most(product(rows)), _most(product(columns)), _most(product(depth))
+
+
+def _most(extent: Index) -> int:
+    """The largest that it can be; 2**31 where nothing bounds it."""
+    found = bounds(extent)[1]
+    return 2**31 if found is None else found
 
 
 def _source(r: Rewriter, value: Value) -> list[Op] | None:

@@ -124,6 +124,17 @@ def test_gpus_without_such_instructions() -> None:
     assert operands(AMPERE(parse(product(ROUNDED, "%y", "i8")))) == ["f16", "f16", "f32"]
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
+def test_floats_that_no_kernel_multiplies_are_widened(target: str) -> None:
+    text = """graph @g(%x: f8e4m3[M, 256], %w: f8e4m3[80, 256]) {
+      %h = dot(%x, %w) {contract=[1]x[1], dtype=f32} : f32[M, 80]
+      return %h
+    }"""
+    large, small = text.replace("M,", "96,"), text.replace("M,", "3,")
+    kinds = [operands(multiply_in_8_bits(parse(t), gpu_target(target)))[0] for t in (large, small, text)]
+    assert kinds == ["f8e4m3" if target == "cuda:sm_90" else "f16", "f16", "f16"]
+
+
 def test_few_rows_wait_for_memory() -> None:
     def of(rows: int, kind: str = "f8e4m3") -> list[str]:
         tail = f"%y = cast(%h) : bf16[{rows}, 80]"

@@ -25,7 +25,7 @@ _COPIED = 16
 
 def eight_bits_first(context: LoweringContext) -> list[Alternative]:
     """The group in pieces: its operands of 8 bits along K, then the matmuls; its operands in f16, which holds all
-    8-bit floats, then those."""
+    8-bit floats, in the matmuls' kernel or before it."""
     dots = context.anchors("dot")
     kinds = {v.type.dtype for dot in dots for v in dot.operands}
     if not dots or any(d.bits != 8 for d in kinds) or any(dot.expect(DotAttributes).lhs_batch for dot in dots):
@@ -35,6 +35,7 @@ def eight_bits_first(context: LoweringContext) -> list[Alternative]:
     if apart:
         found.append(Alternative("operands along K first", lambda c: _pieces(c, _along(frozenset(apart)))))
     if all(d.kind == "float8" for d in kinds):
+        found.append(Alternative("operands in f16", lambda c: _pieces(c, widened, inside=True)))
         found.append(Alternative("operands in f16 first", lambda c: _pieces(c, widened)))
     return found
 
@@ -87,11 +88,13 @@ def widened(r: Rewriter) -> Outcome:
     return r.emit("dot", *wide, attributes=attributes)
 
 
-def _pieces(context: LoweringContext, change: Rule) -> Pieces:
+def _pieces(context: LoweringContext, change: Rule, inside: bool = False) -> Pieces:
+    """``inside``: what makes the operands stays with the matmuls."""
     body = cse(rewrite(context.body, (change,)))
     partition = Partition(body)
     dots = [op for op in body.ops if op.name == "dot"]
-    makers = _above(body.ops, {v for dot in dots for v in dot.operands}) - partition.free
+    above = set() if inside else _above(body.ops, {v for dot in dots for v in dot.operands})
+    makers = above - partition.free
     group = Group("gemm", dots[0].result.type.shape)
     partition.add(group, [op for op in body.ops if op not in makers and op not in partition.free])
     match_maps(partition, lambda declined: None)

@@ -32,7 +32,8 @@ def library_in_eight_bits(context: LoweringContext, target: GpuTarget) -> list[A
     """The call, with its time: ``torch._scaled_mm`` or ``torch._int_mm``; none where the group is no single matmul of
     8 bits that these take."""
     dots = context.anchors("dot")
-    if len(dots) != 1 or not isinstance(target.arch, int) or target.arch < 89:
+    integers = all(v.type.dtype is i8 for dot in dots for v in dot.operands)
+    if len(dots) != 1 or not isinstance(target.arch, int) or target.arch < (80 if integers else 89):
         return []
     found = _found(context, dots[0])
     if found is None:

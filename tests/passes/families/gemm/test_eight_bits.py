@@ -16,7 +16,7 @@ from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 
-ALONG, WIDE = "operands along K first", "operands in f16 first"
+ALONG, INSIDE, WIDE = "operands along K first", "operands in f16", "operands in f16 first"
 
 
 def product(left: str, right: str, contract: str, kind: str = "f8e4m3") -> str:
@@ -32,13 +32,13 @@ def product(left: str, right: str, contract: str, kind: str = "f8e4m3") -> str:
 
 
 CASES = {
-    "along K": (product("96, 256", "80, 256", "[1]x[1]"), [WIDE]),
-    "columns side by side": (product("96, 256", "256, 80", "[1]x[0]"), [ALONG, WIDE]),
-    "rows side by side": (product("256, 96", "80, 256", "[0]x[1]"), [ALONG, WIDE]),
-    "neither": (product("256, 96", "256, 80", "[0]x[0]"), [ALONG, WIDE]),
+    "along K": (product("96, 256", "80, 256", "[1]x[1]"), [INSIDE, WIDE]),
+    "columns side by side": (product("96, 256", "256, 80", "[1]x[0]"), [ALONG, INSIDE, WIDE]),
+    "rows side by side": (product("256, 96", "80, 256", "[0]x[1]"), [ALONG, INSIDE, WIDE]),
+    "neither": (product("256, 96", "256, 80", "[0]x[0]"), [ALONG, INSIDE, WIDE]),
     "bytes along K": (product("96, 256", "80, 256", "[1]x[1]", "i8"), []),
     "bytes otherwise": (product("96, 256", "256, 80", "[1]x[0]", "i8"), [ALONG]),
-    "two axes": (product("96, 8, 32", "8, 32, 80", "[1, 2]x[0, 1]"), [ALONG, WIDE]),
+    "two axes": (product("96, 8, 32", "8, 32, 80", "[1, 2]x[0, 1]"), [ALONG, INSIDE, WIDE]),
     "of one left operand": (
         """graph @g(%x: f8e4m3[256, 96], %g: f8e4m3[256, 80], %u: f8e4m3[256, 80]) {
           %a = dot(%x, %g) {contract=[0]x[0], dtype=f32} : f32[96, 80]
@@ -47,7 +47,7 @@ CASES = {
           %y = cast(%s) : bf16[96, 80]
           return %y
         }""",
-        [ALONG, WIDE],
+        [ALONG, INSIDE, WIDE],
     ),
     "of 16 bits": (
         """graph @g(%x: bf16[96, 256], %w: bf16[256, 80]) {
@@ -102,4 +102,4 @@ def test_the_matmul_of_laid_out_operands_has_them_along_k() -> None:
     assert kinds == ["map", "map", "gemm"]
     gemm = pieces.ops[-1]
     strides = {v: contiguous_strides(v.type.static_shape) for v in (*gemm.operands, *gemm.results)}
-    assert [a.text for a in eight_bits_first(LoweringContext(gemm, strides, "group"))] == [WIDE]
+    assert [a.text for a in eight_bits_first(LoweringContext(gemm, strides, "group"))] == [INSIDE, WIDE]
