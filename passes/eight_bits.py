@@ -9,6 +9,7 @@ are added up in f32. Bytes are added up in 32 bits, without any error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes
@@ -19,6 +20,7 @@ from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from fusec.passes.cse import cse
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+from fusec.runtime.program import Declined
 from fusec.target.gpu import GpuTarget
 
 _FEW_ROWS = 64
@@ -32,18 +34,25 @@ _VIEWS = ("permute", "reshape", "slice")
 _FEW_DIGITS = (bf16, f8e4m3, f8e5m2)
 
 
-def multiply_in_8_bits(graph: Graph, target: GpuTarget, *, rounds: bool = False) -> Graph:
+Log = Callable[[Declined], None]
+RULE = "matmul of 8 bits"
+
+
+def multiply_in_8_bits(
+    graph: Graph, target: GpuTarget, *, rounds: bool = False, log: Log = lambda declined: None
+) -> Graph:
     """Afterwards matmuls of bytes, and of 8-bit floats where that is exact enough, have operands of 8 bits, on GPUs
     that multiply them; other matmuls of numbers of 8 bits in f32 have operands of f16.
 
-    rounds: operands of matmuls may be rounded (``precision=``), so that sums of f32 need not be exact either.
+    rounds: operands of matmuls may be rounded (``precision=``), so that sums of f32 need not be exact either. log: is
+    told of products of 8-bit floats that are multiplied as f16.
     """
     arch = target.arch if isinstance(target.arch, int) else 0
-    changed = rewrite(graph, (_product_of_bytes(arch, _rounded_soon(graph), rounds),))
+    changed = rewrite(graph, (_product_of_bytes(arch, _rounded_soon(graph), rounds, log),))
     return graph if changed is graph else cse(changed)
 
 
-def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rule:
+def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool, log: Log) -> Rule:
     @rule("dot")
     def product_of_bytes(r: Rewriter) -> Outcome:
         """dot(cast(a: 8 bits), cast(b: 8 bits)) ⇒ dot(a, b), or dot(cast(a, f16), cast(b, f16))"""
@@ -75,6 +84,8 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool) -> Rul
             return multiplied(None, result.type.dtype)
         if any(v.type.dtype is not f32 for v in r.operands):
             return None
+        if arch >= 89 and large:
+            log(Declined(RULE, f"{result} goes on in {result.type.dtype}, with all its digits", r.op.location))
         return multiplied(f16, result.type.dtype)
 
     return product_of_bytes

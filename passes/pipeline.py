@@ -201,7 +201,7 @@ def graph_passes(
         # half-precision steps.
         # Matmuls of what was 8 bits wide are, on a GPU, matmuls of 8 bits, or of f16.
         "precision": lambda g: set_precision(
-            multiply_in_8_bits(g, gpu_target(target), rounds=precision != "ieee") if gpu else g,
+            multiply_in_8_bits(g, gpu_target(target), rounds=precision != "ieee", log=log) if gpu else g,
             tf32=precision == "tf32" and gpu,
             doubles=not gpu,
         ),

@@ -12,6 +12,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.eight_bits import multiply_in_8_bits
+from fusec.runtime.program import Declined
 from fusec.target.gpu import gpu_target
 
 HOPPER = partial(multiply_in_8_bits, target=gpu_target("cuda:sm_90"))
@@ -99,6 +100,15 @@ CLAMPED = """%g = gt(%h, f32(448.0)) : bool[96, 80]
 )
 def test_what_needs_the_digits_of_f32(tail: str, wanted: str) -> None:
     assert operands(HOPPER(parse(product(tail, "%y"))))[0] == wanted
+
+
+def test_why_not_in_8_bits_is_said() -> None:
+    told: list[Declined] = []
+    HOPPER(parse(product("%y = mul(%h, %s) : f32[96, 80]", "%y")), log=told.append)
+    assert [d.reason for d in told] == ["%h goes on in f32, with all its digits"]
+    HOPPER(parse(product(ROUNDED, "%y")), log=told.append)
+    HOPPER(parse(product("%y = mul(%h, %s) : f32[96, 80]", "%y", "i8")), log=told.append)
+    assert len(told) == 1
 
 
 def test_an_output_that_is_not_rounded_needs_them() -> None:
