@@ -10,7 +10,7 @@ from math import inf
 from typing import cast
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import FusedAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op
 from fusec.ir.types import contiguous_strides
 from fusec.passes.cost.lanes import bytes_read
@@ -23,6 +23,7 @@ from fusec.passes.schedule.base import GpuSchedule, by_seconds
 from fusec.passes.select import fused_ops
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
+from fusec.target.gpu_rates import GpuRates
 
 
 @dataclass
@@ -115,12 +116,10 @@ class GpuSelector:
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""
         kernel, rates, body = lowered.kernel, self.target.rates, op.expect(FusedAttributes).body
-        half = any(v.type.dtype.is_half for v in body.inputs)
-        has_dot = any(o.definition.kind == "dot" for o in body.ops)
         flops = (1 - (lowered.skipped or 0.0)) * kernel.flops
         moved = bytes_read(body) + sum(v.type.most_bytes for v in body.outputs)
         parts = {
-            "compute": flops / (rates.tensor if half and has_dot else rates.simt),
+            "compute": flops / _rate(body, rates),
             "memory": moved / rates.read,
             "launch": rates.follow,
         }
@@ -131,6 +130,15 @@ class GpuSelector:
         return KernelReport(
             kernel.name, kernel.kind, fused_ops(op), schedule, *work, lowered.seconds, parts[bound], bound
         )
+
+
+def _rate(body: Graph, rates: GpuRates) -> float:
+    """Operations a second of a group's matmuls by the type of their operands, or of anything else."""
+    multiplied = {v.type.dtype for o in body.ops if o.definition.kind == "dot" for v in o.operands}
+    if multiplied and all(d.bits == 8 for d in multiplied):
+        return 2 * rates.tensor
+    half = any(v.type.dtype.is_half for v in body.inputs) or any(d.is_half for d in multiplied)
+    return rates.tensor if half and multiplied else rates.simt
 
 
 def _at_least(schedule: GpuSchedule, seconds: float) -> GpuSchedule:
