@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from eight_bit_cases import EIGHT_BITS
 from hopper_cases import CASES, PAIRED, SMALL, SWIGLU, TOGETHER, TWO_OUTPUTS, linear, lowered
 
-from fusec.codegen.cuda.deferred import deferred_epilogue
+from fusec.codegen.cuda.deferred import deferred_epilogue, whole_epilogue
 from fusec.codegen.cuda.emit import emit_kernel
 from fusec.ir.parse import parse
 from fusec.ir.types import DTYPES
@@ -146,3 +147,21 @@ def test_products_side_by_side_are_rounded_where_they_are_parked() -> None:
 def test_left_whole(name: str) -> None:
     graph, schedule = CASES[name]
     assert "kDeferred = 0" in text_of(graph, schedule)
+
+
+def test_whole_sums_are_deferred() -> None:
+    found = whole_epilogue([store(rounded(Apply("add", (PRODUCT, READ), F32)))], [PRODUCT, OTHER])
+    assert found.values == (PRODUCT, OTHER)
+    assert (found.words, found.whole) == (4, True)
+    (rest,) = found.rest
+    assert rest.value == rounded(Apply("add", (Load(found.slots[0], ()), READ), F32))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("e4m3", 2), ("gated", 4), ("bytes_whole", 2), ("e4m3_192", 0), ("e4m3_in_turns", 0)]
+)
+def test_sums_of_8_bits_are_deferred_where_registers_hold_them(name: str, words: int) -> None:
+    text, s = EIGHT_BITS[name]
+    source = emit_kernel(lowered(parse(text), s), SM_90).text
+    assert f"kDeferred = {words}, kPromotes = {s.pipeline.promotes};" in source
+    assert ("deferred[1] = " in source) == bool(words)

@@ -70,3 +70,38 @@ def test_shapes() -> None:
     assert '"{%0, %1, %2, %3, %4, %5, %6, %7}, "\n                "%8, %9, p, 1, 1, %11, %12; }"' in text
     with pytest.raises(ValueError, match="no shape of 12 columns"):
         wgmma_shapes([12])
+
+
+EIGHT_BITS = """
+#include "wgmma.cuh"
+using namespace fusec;
+
+extern "C" __global__ void __launch_bounds__(128) multiply(float* out) {
+    extern __shared__ __align__(1024) char tile[];
+    NUMBER d[COLUMNS / 2];
+    wgmma_fence();
+    Wgmma<COLUMNS>::shared<KIND>(d, describe_k_major(tile), step_k<false>(describe_k_major(tile), 1), 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep_here(d);
+    NUMBER sum = 0;
+    for (int i = 0; i < COLUMNS / 2; ++i) sum += d[i];
+    f8e4m3 a(sum);
+    f8e5m2 b(sum);
+    out[threadIdx.x] = float(a) + float(b);
+}
+"""
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize("kind", ["f8e4m3", "f8e5m2", "f8e4m3_f8e5m2", "f8e5m2_f8e4m3", "s8"])
+def test_products_of_8_bits_compile(kind: str) -> None:
+    number = "int" if kind == "s8" else "float"
+    text = EIGHT_BITS.replace("COLUMNS", "64").replace("KIND", kind).replace("NUMBER", number)
+    assert compile_source(text, "sm_90a", shapes=[64]).code.startswith(b"\x7fELF")
+
+
+def test_integers_have_no_narrow_shapes() -> None:
+    assert "m64n16k32.s32.s8.s8" in wgmma_shapes([16])
+    assert "m64n24k32.f32.e4m3.e5m2" in wgmma_shapes([24])
+    assert "s8.s8" not in wgmma_shapes([24])
