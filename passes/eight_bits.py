@@ -97,7 +97,7 @@ def _of_few_rows(r: Rewriter, arch: int) -> Outcome:
     is_static = all(v.type.is_static for v in r.operands)
     if arch >= 89 and min(rows, columns) > _FEW_ROWS and is_static and depth:
         return None
-    made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype)
+    made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype, fast=False)
     return r.emit("dot", *(r.emit("cast", v, attributes=CastAttributes(f16)) for v in r.operands), attributes=made)
 
 

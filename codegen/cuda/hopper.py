@@ -103,7 +103,7 @@ class _Emitter(PlanWriter):
         if p.ping_pong or p.split > 1:
             return None
         sums = self.m.extent // _CONSUMERS * self.n.extent * len(nest.sums) // _WARPGROUP
-        if self.dtype.bits == 8 and sums * (3 if p.promotes else 2) <= _HELD:
+        if (self.dtype.bits == 8 or p.promotes) and sums * (3 if p.promotes else 2) <= _HELD:
             return whole_epilogue(self.stores, nest.sums)
         return deferred_epilogue(self.stores, self.accumulators) if not p.promotes else None
 

@@ -258,7 +258,7 @@ class PlanWriter:
             for number, slot in enumerate(cut.slots):
                 for lane in range(2):
                     bits = f"values[{number}][{lane}]"
-                    word = f"__float_as_uint({bits})" if slot.dtype.is_float else f"u32({bits})"
+                    word = f"apart(__float_as_uint({bits}))" if slot.dtype.is_float else f"apart(u32({bits}))"
                     self.writer.line(f"deferred[{number * 2 + lane}] = {word};")
             return
         self.stay_inside((self.m, self.n))

@@ -53,7 +53,7 @@ def _scaled_mm(
     dtype = e.out.dtype
     if scale_result is not None or not dtype.is_float:
         raise Declined("with a result of 8 bits", final=True)
-    total = e.emit("dot", x, mat2, attributes=DotAttributes((1,), (0,), dtype=f32))
+    total = e.emit("dot", x, mat2, attributes=DotAttributes((1,), (0,), dtype=f32, fast=use_fast_accum))
     m, n = total.type.shape
     whole = [prod(extents(s)) == 1 for s in (scale_a, scale_b)]
     by_row = extents(scale_a) == (m, 1) and extents(scale_b) == (1, n)

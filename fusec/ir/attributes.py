@@ -97,7 +97,8 @@ class DotAttributes(Attributes):
     """A contraction. The result's axes are: batch axes, then the free axes of the left, then of the right.
 
     ``dtype`` is the result's dtype; None means the operands'. Half types accumulate in f32. With ``tf32`` a GPU may
-    round f32 operands to ten bits of mantissa, as its matrix units want them.
+    round f32 operands to ten bits of mantissa, as its matrix units want them. With ``fast`` sums of 8-bit floats may
+    keep the few digits that matrix units keep.
     """
 
     lhs_contract: tuple[int, ...]
@@ -106,6 +107,7 @@ class DotAttributes(Attributes):
     rhs_batch: tuple[int, ...] = ()
     dtype: DType | None = None
     tf32: bool = False
+    fast: bool = False
 
 
 MOST_GROUPS = 256

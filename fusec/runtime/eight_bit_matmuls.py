@@ -19,7 +19,7 @@ class EightBitMatmul:
     """``lhs @ rhs`` in the shape ``shape``, two axes an operand, the right one with K side by side.
 
     dtype: of the result; i32 for bytes. rows, columns: of floats, scales of f32 by which the result is multiplied: one
-    number, ``[m, 1]`` and ``[1, n]``; None for 1.
+    number, ``[m, 1]`` and ``[1, n]``; None for 1. fast: sums keep the digits that tensor cores keep.
     """
 
     lhs: Matrix
@@ -28,13 +28,14 @@ class EightBitMatmul:
     columns: Matrix | None
     dtype: str
     shape: tuple[int, ...]
+    fast: bool = False
 
 
 def eight_bit_matmul_to_text(m: EightBitMatmul) -> str:
     """One line of JSON."""
     parts = {name: getattr(m, name) for name in ("lhs", "rhs", "rows", "columns")}
     record = {name: part and matrix_to_json(part) for name, part in parts.items()}
-    return json.dumps({**record, "dtype": m.dtype, "shape": list(m.shape)})
+    return json.dumps({**record, "dtype": m.dtype, "shape": list(m.shape), "fast": m.fast})
 
 
 def eight_bit_matmul_from_text(text: str) -> EightBitMatmul:
@@ -43,7 +44,8 @@ def eight_bit_matmul_from_text(text: str) -> EightBitMatmul:
         r = json.loads(text)
         rows, columns = (None if r[name] is None else matrix_from_json(r[name]) for name in ("rows", "columns"))
         lhs, rhs = matrix_from_json(r["lhs"]), matrix_from_json(r["rhs"])
-        return EightBitMatmul(lhs, rhs, rows, columns, DTYPES[r["dtype"]].name, tuple(map(int, r["shape"])))
+        shape = tuple(map(int, r["shape"]))
+        return EightBitMatmul(lhs, rhs, rows, columns, DTYPES[r["dtype"]].name, shape, bool(r["fast"]))
     except (ValueError, KeyError, TypeError) as error:
         raise FusecError(f"a library matmul can't be read: {error}") from None
 
@@ -79,6 +81,7 @@ def bind_eight_bit_matmul(text: str) -> Callable[..., Sequence[Any]]:
             if dtype is torch.int32:
                 return [torch._int_mm(a, b).view(p.shape)]
             scales = scale(p.rows, operands), scale(p.columns, operands)
-            return [torch._scaled_mm(a, b, *scales, out_dtype=dtype).view(p.shape)]
+            made = torch._scaled_mm(a, b, *scales, out_dtype=dtype, use_fast_accum=p.fast)
+            return [made.view(p.shape)]
 
     return run

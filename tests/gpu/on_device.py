@@ -33,7 +33,9 @@ def given(graph: Graph) -> list[np.ndarray[Any, Any]]:
             made.append(rng.integers(limits.min, limits.max, value.type.static_shape, value.type.dtype.numpy, True))
             continue
         data = rng.standard_normal(value.type.static_shape)
-        data[..., 0] = np.where(rng.random(data[..., 0].shape) < 0.01, np.nan, data[..., 0])
+        data = np.asarray(data)
+        if data.ndim:
+            data[..., 0] = np.where(rng.random(data[..., 0].shape) < 0.01, np.nan, data[..., 0])
         made.append(data.astype(value.type.dtype.numpy))
     return made
 

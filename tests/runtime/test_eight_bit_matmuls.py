@@ -17,7 +17,7 @@ from fusec.runtime.eight_bit_matmuls import (  # noqa: E402
 
 E4 = torch.float8_e4m3fn
 LHS, RHS = Matrix(0, (32, 64), (64, 1), 0), Matrix(1, (64, 48), (1, 64), 0)
-SCALED = EightBitMatmul(LHS, RHS, Matrix(2, (32, 1), (1, 1), 0), Matrix(3, (1, 48), (1, 1), 0), "bf16", (32, 48))
+SCALED = EightBitMatmul(LHS, RHS, Matrix(2, (32, 1), (1, 1), 0), Matrix(3, (1, 48), (1, 1), 0), "bf16", (32, 48), True)
 BYTES = EightBitMatmul(LHS, RHS, None, None, "i32", (4, 8, 48))
 
 

@@ -467,6 +467,11 @@ __device__ void finish_tile(const Plan& plan, Sums<Plan>& acc, Reads& prefetched
     }
 }
 
+/// The same bits in another register. A plain copy of an accumulator would be none: the compiler would move the
+/// accumulators to where the copies are to be, halfway through a tile, while MMAs still write them. No block has a second
+/// axis, which the compiler does not know.
+__device__ inline u32 apart(u32 bits) { return bits ^ threadIdx.y; }
+
 /// A tile's values that the epilogue goes on from, so that the next tile's MMAs can have the accumulators.
 template <typename Plan>
 struct Deferred {

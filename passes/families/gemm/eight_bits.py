@@ -83,7 +83,7 @@ def widened(r: Rewriter) -> Outcome:
     """dot(a: f8, b: f8) ⇒ dot(cast(a, f16), cast(b, f16))"""
     if any(v.type.dtype.kind != "float8" for v in r.operands):
         return None
-    attributes = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype)
+    attributes = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype, fast=False)
     wide = [r.emit("cast", v, attributes=CastAttributes(f16), hint="f16") for v in r.operands]
     return r.emit("dot", *wide, attributes=attributes)
 

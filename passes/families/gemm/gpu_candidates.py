@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import LoweringError
+from fusec.ir.attributes import DotAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import contiguous_strides
+from fusec.ir.types import contiguous_strides, f16, f32
 from fusec.passes.contraction import Contraction, allows_tf32
 from fusec.passes.convolution import convolution_of
 from fusec.passes.cost.lanes import bytes_read
@@ -123,10 +124,23 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
     facts = transposed, windows is not None, read, written
     problem = HopperProblem(*extents, dots, len(beside), bits, defers, *facts, results=results, fetched=int(fetched))
-    if bits == 8:
-        problem = replace(problem, integers=axes.op.operands[0].type.dtype.is_integer)
+    problem = replace(problem, integers=axes.op.operands[0].type.dtype.is_integer, promotes=_promotes(axes))
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
+
+
+_STEP = 128
+"""Bytes of a row that a step along K brings."""
+_DEEP, _HALVES = 4096, 16
+"""K of f16 from which tensor cores' own sums lose digits of f32; steps of it after which they are promoted."""
+
+
+def _promotes(axes: Contraction) -> int:
+    """Steps along K after which sums are added to others in f32 (decision 44)."""
+    operands = {v.type.dtype for v in axes.op.operands}
+    if all(d.kind == "float8" for d in operands):
+        return int(axes.k > _STEP and not axes.op.expect(DotAttributes).fast)
+    return _HALVES if operands == {f16} and axes.op.result.type.dtype is f32 and axes.k > _DEEP else 0
 
 
 def _lies_as_rows(context: LoweringContext, value: Value, axes: Contraction) -> bool:

@@ -9,6 +9,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import bf16, contiguous_strides, f8e5m2, f16, f32, fixed, i8
 from fusec.passes.contraction import contraction
+from fusec.passes.cost.gpu_program import eight_bit_share
 from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.gemm.library import Found, matrix_of, pieces_of
 from fusec.passes.lower.context import LoweringContext
@@ -24,8 +25,8 @@ _FEWEST_ROWS = 17
 """What ``torch._int_mm`` wants."""
 _MULTIPLE, _ADDRESSED = 16, 16
 """Of K and of columns, in elements; of rows' addresses in bytes."""
-_SHARE, _AROUND = 0.85, 8e-6
-"""As :mod:`fusec.passes.families.gemm.library` has it for 16 bits."""
+_AROUND = 8e-6
+"""Seconds around a call, as :mod:`fusec.passes.families.gemm.library` has it for 16 bits."""
 
 
 def library_in_eight_bits(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
@@ -61,7 +62,7 @@ def _found(context: LoweringContext, dot: Op) -> Found | None:
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
     rows, columns = (None, None) if scales is None else (scales.rows, scales.columns)
-    matmul = EightBitMatmul(lhs, rhs, rows, columns, dtype.name, shape)
+    matmul = EightBitMatmul(lhs, rhs, rows, columns, dtype.name, shape, attributes.fast)
     called = ExternAttributes(EIGHT_BIT_MATMUL, eight_bit_matmul_to_text(matmul), (value.type,), _REASON)
     call = Op(OPS["extern"], tuple(operands), called, (value,), dot.location)
     covered = frozenset({dot}) if scales is None else frozenset({dot, *scales.covered})
@@ -152,7 +153,8 @@ def _seconds(context: LoweringContext, dot: Op, found: Found, target: GpuTarget)
     rates, size = target.rates, found.value.type.most_bytes
     flops = 2.0 * dot.result.type.size * contraction(dot).k
     moved = rates.moved(sum(v.type.most_bytes for v in dot.operands), size)
-    seconds = _AROUND + max(flops / (2 * _SHARE * EIGHT_BITS * rates.tensor), moved)
+    share = eight_bit_share(dot.operands[0].type.dtype is i8, dot.expect(DotAttributes).fast)
+    seconds = _AROUND + max(flops / (2 * share * EIGHT_BITS * rates.tensor), moved)
     if list(context.body.outputs) == [found.value]:
         return seconds
     beside = bytes_read(context.body) - sum(v.type.most_bytes for v in dot.operands)

@@ -65,16 +65,19 @@ _WIDTHS = (256, 128, 64)
 """Columns of tiles that any result can be cut into."""
 _UNIT, _INTEGER_UNIT = 8, 16
 """Columns of the narrowest instruction; of wider ones for integers, multiples of which there are."""
-_PROMOTED, _WIDEST_PROMOTED, _HELD = 4, 192, 192
-_PROMOTED_WIDTHS = (192, 160)
-"""Steps after which sums of 8-bit floats are promoted; columns for which a thread has registers then; registers for
-sums that grow, those that they are added to, and those of the last tile."""
+_WIDEST_PROMOTED, _HELD = 192, 192
+"""Columns for which a thread has registers where sums are promoted; registers for sums that grow, those that they are
+added to, and those of the last tile."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
 """The share of the widest tile's rate that matmuls of so many columns reach; between them, in proportion. Narrow ones
 wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
 138 µs on an H200."""
 _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 0.3))
 """For two matmuls of one left operand, by the columns of both."""
+_OF_EIGHT_BITS: tuple[tuple[int, float], ...] = ((256, 1.0), (192, 0.95), (128, 0.8), (64, 0.5), (0, 0.3))
+"""For matmuls of 8 bits, of one or two (8192×4096×14336 on an H200)."""
+_SHARE_PROMOTED = 0.94
+"""What is left of it where sums are promoted."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
 _CONSUMERS, _WARPGROUP, _CHUNK, _RESERVED = 2, 128, 8192, 2048
@@ -117,7 +120,7 @@ class HopperProblem:
     rounded to 16 bits, so that epilogues can run under the next tile's matmuls. transposed: neighbours in the right
     operands' memory are of different columns, of which a copy brings 64. windows: the left operand shows windows of an
     image, which no other kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of
-    the kernel's. results: of 16 bits, which leave through shared memory.
+    the kernel's. results: of 16 bits, which leave through shared memory. promotes: as in ``Pipeline``.
     """
 
     batches: int
@@ -135,11 +138,7 @@ class HopperProblem:
     results: int = 1
     fetched: int = 0
     integers: bool = False
-
-    @property
-    def promotes(self) -> int:
-        """Steps after which sums of 8-bit floats are added to others in f32 (decision 44)."""
-        return _PROMOTED if self.bits == 8 and not self.integers and self.k > _PROMOTED * _ROW_BYTES else 0
+    promotes: int = 0
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -147,7 +146,8 @@ class HopperProblem:
     def holds_sums(self, tile: _Tile) -> bool:
         """Whether a tile's sums can be kept while the next one's grow, so that all of the epilogue is deferred."""
         sums = tile.n * self.dots * _ROWS // (_CONSUMERS * _WARPGROUP)
-        return self.bits == 8 and not tile.ping_pong and sums * (3 if self.promotes else 2) <= _HELD
+        held = self.bits == 8 or self.promotes > 0
+        return held and not tile.ping_pong and sums * (3 if self.promotes else 2) <= _HELD
 
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
@@ -191,7 +191,7 @@ def _widths(p: HopperProblem) -> list[int]:
         if p.n <= widest:
             found.add(round_up(p.n, _UNIT))
     if p.promotes:
-        found |= {n // p.dots for n in _PROMOTED_WIDTHS}
+        found.add(widest)
     if p.integers:
         found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
@@ -246,11 +246,12 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
 def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
     """The share of the GPU's rate of matmuls that such tiles reach."""
     columns = tile.n * p.dots
-    rates = _RATES if p.dots == 1 else _PAIRED_RATES
+    rates = _OF_EIGHT_BITS if p.bits == 8 else _RATES if p.dots == 1 else _PAIRED_RATES
     if waves == 1:
         rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
     number = next(k for k, (n, _) in enumerate(rates) if n < columns)
     (wide, most), (fewer_columns, least) = rates[number - 1], rates[number]
+    most, least = (rate * (_SHARE_PROMOTED if p.promotes else 1.0) for rate in (most, least))
     return least + (most - least) * (columns - fewer_columns) / (wide - fewer_columns)
 
 
