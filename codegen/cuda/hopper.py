@@ -93,7 +93,7 @@ class _Emitter(PlanWriter):
             _THREADS,
             self._shared(len(staged)),
             tensor_maps=tuple(m.map for m in self.maps),
-            shapes=(self.n.extent * len(self.nest.sums),),
+            shapes=(self.n.extent * len(self.nest.sums) // p.parts,),
             aligned=True,
             overlaps=True,
         )
@@ -103,9 +103,12 @@ class _Emitter(PlanWriter):
         if p.ping_pong or p.split > 1:
             return None
         sums = self.m.extent // _CONSUMERS * self.n.extent * len(nest.sums) // _WARPGROUP
-        if (self.dtype.bits == 8 or p.promotes) and sums * (3 if p.promotes else 2) <= _HELD:
+        grow = sums + (sums // p.parts if p.promotes else 0)
+        if (self.dtype.bits == 8 or p.promotes) and grow + sums <= _HELD:
             return whole_epilogue(self.stores, nest.sums)
-        return deferred_epilogue(self.stores, self.accumulators) if not p.promotes else None
+        cut = deferred_epilogue(self.stores, self.accumulators)
+        held = 0 if cut is None else len(cut.values) * sums // (2 * len(nest.sums))
+        return cut if not p.promotes or grow + held <= _HELD else None
 
     @property
     def _kind(self) -> str:
@@ -214,6 +217,7 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {staged};")
         line(f"static constexpr bool {flag('kFetches', fetches)};")
         line(f"static constexpr int kDeferred = {self.cut.words if self.cut else 0}, kPromotes = {p.promotes};")
+        line(f"static constexpr int kParts = {p.parts};")
         counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()

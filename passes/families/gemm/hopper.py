@@ -55,7 +55,7 @@ class _HopperGemm(TiledMatmuls):
         """A matmul is rounded as the code says where the rest of its epilogue is put off until the next tile is
         multiplied (``codegen/cuda/deferred.py``): 16 bits of each are kept."""
         p = self.pipeline
-        whole = p.ping_pong or p.split > 1 or p.promotes or op.result.type.dtype is accumulator.dtype
+        whole = p.ping_pong or p.split > 1 or op.result.type.dtype is accumulator.dtype
         return accumulator if whole else Apply("cast", (accumulator,), op.result.type.dtype)
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:

@@ -24,6 +24,17 @@ def scaled(m: int, k: int, n: int, a: str = "f8e4m3", b: str = "f8e4m3", out: st
 }}"""
 
 
+def rounded_first(m: int, k: int, n: int) -> str:
+    """Rounded to bf16 before gelu."""
+    text = scaled(m, k, n)
+    before = text.partition("  %g = ")[0]
+    shape = f"bf16[{m}, {n}]"
+    return f"""{before}  %h16 = cast(%r) : {shape}
+  %y = gelu(%h16) {{approximate=tanh}} : {shape}
+  return %y
+}}"""
+
+
 def quantised(m: int, k: int, n: int, operand: str = "f8e4m3", out: str = "f8e4m3") -> str:
     """The result clamped and in 8 bits again."""
     shape = f"f32[{m}, {n}]"
@@ -95,6 +106,14 @@ EIGHT_BITS: dict[str, tuple[str, HopperGemmSchedule]] = {
     "e4m3_odd_columns": (scaled(130, 1040, 131), eight(128, 64, 6, promotes=2)),
     "e4m3_192": (scaled(512, 1536, 576), eight(128, 192, 4, cluster=(2, 1), promotes=4)),
     "e4m3_160": (scaled(512, 1536, 480), eight(128, 160, 4, promotes=4)),
+    "e4m3_in_parts": (scaled(512, 1536, 768), eight(128, 256, 4, cluster=(2, 1), promotes=1, parts=2)),
+    "e4m3_in_parts_deferred": (
+        rounded_first(512, 2048, 960),
+        eight(128, 192, 4, cluster=(2, 1), promotes=1, parts=2),
+    ),
+    "e4m3_in_parts_many_tiles": (rounded_first(4096, 640, 4608), eight(128, 192, 4, promotes=1, parts=2)),
+    "e4m3_in_parts_odd": (rounded_first(300, 1040, 131), eight(128, 192, 4, promotes=1, parts=2)),
+    "gated_in_parts": (gated(384, 1024, 576, "bf16"), eight(128, 96, 4, promotes=1, parts=2)),
     "e4m3_few_steps": (scaled(384, 256, 512), WIDE),
     "e4m3_few_steps_192": (scaled(384, 384, 576), eight(128, 192, 4)),
     "e4m3_in_turns": (scaled(384, 512, 512), TURNS),

@@ -22,8 +22,10 @@ def schedule(
     k: int = 64,
     split: int = 1,
     promotes: int = 0,
+    parts: int = 1,
 ) -> HopperGemmSchedule:
-    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, ping_pong, split=split, promotes=promotes))
+    pipeline = Pipeline(*cluster, 4, ping_pong, split=split, promotes=promotes, parts=parts)
+    return HopperGemmSchedule(m, n, k, stages, pipeline)
 
 
 def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:
