@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from convolutions import convolution
-from eight_bit_cases import EIGHT_BITS
+from eight_bit_cases import EIGHT_BITS, eight, scaled
 from fixed import Fixed
 from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, linear, lowered, product, schedule
 
@@ -39,6 +43,36 @@ def test_compiles_without_spills(name: str) -> None:
     assert cubin.code.startswith(b"\x7fELF")
     assert cubin.registers == 168
     assert cubin.spills <= 64
+
+
+def disassembler() -> str | None:
+    """nvdisasm, which comes with Triton."""
+    found = importlib.util.find_spec("triton")
+    folder = Path(str(found.origin)).parent if found is not None else Path()
+    beside = folder / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return str(beside) if beside.exists() else shutil.which("nvdisasm")
+
+
+@pytest.mark.skipif(not has_nvrtc() or disassembler() is None, reason="no NVRTC, or no nvdisasm")
+@pytest.mark.parametrize(
+    ("text", "s"),
+    [
+        (scaled(1024, 4096, 4608, "i8", "i8"), eight(128, 128, 6, cluster=(2, 1))),
+        (scaled(1024, 4096, 4608), eight(128, 128, 6, cluster=(2, 1))),
+        (scaled(1024, 4096, 4608), eight(128, 256, 4, cluster=(2, 1))),
+        (linear(1024, 4096, 4608), TOGETHER),
+    ],
+    ids=["bytes", "whole", "wide", "bf16"],
+)
+def test_accumulators_stay_where_they_are_while_they_are_written(
+    text: str, s: HopperGemmSchedule, tmp_path: Path
+) -> None:
+    """The compiler may move a value whose copy is wanted elsewhere, and does not know that MMAs are under way."""
+    (cubin,) = compile_kernels([lowered(parse(text), s)], SM_90).cubins.values()
+    (tmp_path / "kernel.cubin").write_bytes(cubin.code)
+    command = [str(disassembler()), str(tmp_path / "kernel.cubin")]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert len(set(re.findall(r"[HQI]GMMA\S* (R\d+)", code))) == 1
 
 
 def saving(results: int) -> str:
