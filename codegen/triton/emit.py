@@ -33,7 +33,7 @@ from fusec.tile.nodes import (
     Statement,
     Store,
 )
-from fusec.tile.scalar import Buffer, Load, Subscript, loads
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, Subscript, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -96,6 +96,8 @@ class _Emitter(Scalars):
     def __init__(self, kernel: Kernel, describes: bool, overlaps: bool) -> None:
         super().__init__(kernel, describes)
         self.overlaps = overlaps
+        self.products: set[Buffer] = set()
+        """Tiles that matmuls of the block at hand make, and what is computed of them."""
 
     def emit(self) -> TritonKernel:
         (grid,) = self.kernel.body
@@ -235,12 +237,14 @@ class _Emitter(Scalars):
         if self.kernel.traits.pipelined and self.kernel.stages > 1:
             spelled, options = "tl.range", f"{options}, num_stages={self.kernel.stages}"
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
+        outside, self.products = self.products, set()
         with self.indented():
             if self.kernel.traits.prefetch:
                 self.passing = all(isinstance(s, Store) for s in loop.body)
                 self._prefetch(loop.body)
             self.block(loop.body)
             self.passing = False
+        self.products = outside
 
     def _map(self, s: Map) -> None:
         self.domain = s.domain
@@ -250,6 +254,9 @@ class _Emitter(Scalars):
         shape = ", ".join(str(i.extent) for i in s.domain)
         dtype = type_name(s.target.dtype)
         copied = isinstance(s.value, Load) and s.value.buffer.space == "parameter" and s.value.dtype is s.target.dtype
+        self.spreads = self._meets_product(s.value)
+        if self.spreads:
+            self.products.add(s.target)
         self.fetches = self.kernel.traits.tma_tiles and len(s.domain) == 2
         text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
         if self._is_number(s.value):
@@ -260,8 +267,12 @@ class _Emitter(Scalars):
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}])")
         else:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}]).to({dtype})")
-        self.fetches = False
+        self.fetches = self.spreads = False
         self._forget(name)
+
+    def _meets_product(self, value: ScalarExpr) -> bool:
+        """Whether a value is computed of a tile that a matmul of this block made."""
+        return any(load.buffer in self.products for load in loads(value))
 
     def _store(self, s: Store) -> None:
         self.domain = s.domain
@@ -297,7 +308,9 @@ class _Emitter(Scalars):
         if tuple(remaining) != tuple(s.index):
             raise LoweringError("a reduction whose result is laid out in another order than its domain")
         lanes = len(remaining) == len(s.domain)
+        self.spreads = self._meets_product(s.value)
         value = self.scalar(s.value)
+        self.spreads = False
         shape = ", ".join(str(i.extent) for i in s.domain)
         wide = "tl.int32" if s.target.dtype.name == "bool" and not lanes else type_name(s.target.dtype)
         text = f"tl.broadcast_to({value}, [{shape}]).to({wide})"
@@ -355,6 +368,7 @@ class _Emitter(Scalars):
         a = self._operand(s.a, (s.m, s.k), half, exact)
         b = self._operand(s.b, (s.k, s.n), half, exact)
         name = self.names[s.accumulator.buffer]
+        self.products.add(s.accumulator.buffer)
         kind = "ieee" if exact else "tf32"
         precision = "" if half else f', input_precision="{kind}"'
         if not half and not exact:
