@@ -5,7 +5,8 @@
 as sums of all candidate rows under a mask, one sum for each expert (``scatter_add_where``). The masks compare one array
 with a number each, so that each candidate has one expert at most. Sorted by expert, in order, candidates are groups of
 rows with ends that are data: products with ``w[e]`` are one ``grouped_dot``, maps are maps of all rows, and one
-``scatter_add`` adds them, in the order in which the loop does.
+``scatter_add`` adds them, in the order in which the loop does. On a GPU each row of the result reads those that are
+added to it where they lie among the sorted ones: what follows the last product is computed in the order of candidates.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, i64
 from fusec.passes.dce import dce
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+from fusec.passes.row_order import rows_by_group
+from fusec.passes.row_sums import sum_of_known_rows
 
 Parts = tuple[Value, ...]
 
@@ -40,8 +43,11 @@ MOST_SUMS = 4
 """Sums of chosen rows that belong to no expert, up to which all candidates are computed instead."""
 
 
-def group_by_expert(graph: Graph) -> Graph:
-    """Afterwards no row is added under a mask. UnsupportedOpError for rows that would be multiplied in vain."""
+def group_by_expert(graph: Graph, *, gpu: bool = False) -> Graph:
+    """Afterwards no row is added under a mask. UnsupportedOpError for rows that would be multiplied in vain.
+
+    ``gpu``: rows are sorted by kernels, and read where they are added.
+    """
     if not any(op.name == "scatter_add_where" for op in graph.ops):
         return graph
     uses, outputs, producers = graph.uses(), set(graph.outputs), graph.producers()
@@ -57,7 +63,7 @@ def group_by_expert(graph: Graph) -> Graph:
             return None  # the last sum of a loop is
         if r.op.operands[0] not in inner and r.op.result not in multiplied:
             return None  # one set of rows: all candidates take no longer than to sort them
-        return _Experts(r).whole()
+        return _Experts(r, gpu).whole()
 
     graph = dce(rewrite(graph, (rows_by_expert,)))
     left = [op for op in graph.ops if op.name == "scatter_add_where"]
@@ -124,21 +130,26 @@ class _Choice:
 class _Experts:
     """The experts of one loop, first to last, as one value of all rows."""
 
-    def __init__(self, r: Rewriter) -> None:
-        self.r = r
-        self.made: dict[Parts, Value] = {}
+    def __init__(self, r: Rewriter, gpu: bool) -> None:
+        self.r, self.gpu = r, gpu
+        self.made: dict[tuple[Parts, bool], Value] = {}
 
     def whole(self) -> Value | None:
         """What the loop adds up to; None where its steps are not alike."""
         steps = self._steps()
         base, index = steps[0].operands[:2]
+        parts = tuple(op.operands[2] for op in steps)
         try:
             self._sort([op.operands[3] for op in steps])
-            value = self._lift(tuple(op.operands[2] for op in steps))
+            if self.places is not None:
+                value = self._own(self._lift(parts, given=True), self.experts)
+                found = sum_of_known_rows(self.r, base, index, value, self.repeats)
+                if found is not None:
+                    return found
+            value = self._own(self._lift(parts), self.number)
         except _Differs:
             return None
-        places = self._picked(index)
-        return _added(self.r, base, places, self._own(value))
+        return _added(self.r, base, self._picked(index), value)
 
     def _steps(self) -> list[Op]:
         found: list[Op] = []
@@ -164,10 +175,10 @@ class _Experts:
         inside = self.r.emit("logical_and", at_least, below)
         number = self.r.emit("select", inside, number, self._scalar(self.count))
         self.rows = number.type.static_shape[0]
-        sort = ExternAttributes("aten.argsort.stable", "($0,), {'stable': True}", (number.type,), "rows by expert")
-        self.order = self.r.emit("extern", number, attributes=sort, hint="order")
+        order = rows_by_group(self.r, number, self.count, gpu=self.gpu)
+        self.order, self.ends, self.places = order.order, order.ends, order.places
+        self.experts = number
         self.number = self.r.emit("gather", number, self.order, attributes=GatherAttributes(0), hint="expert")
-        self.ends = self._ends(number)
 
     def _experts_of_rows(self, choice: _Choice, mask: Value) -> tuple[Value, int]:
         """A vector of each row's expert, and how often a row of the loop is a row: an index may name several."""
@@ -286,26 +297,27 @@ class _Experts:
 
     # Values of all rows
 
-    def _lift(self, parts: Parts) -> Value:
-        """The value of all sorted rows whose parts are of one expert each, for all candidates."""
-        if parts not in self.made:
-            self.made[parts] = self._lifted(parts)
-        return self.made[parts]
+    def _lift(self, parts: Parts, *, given: bool = False) -> Value:
+        """The value of all rows whose parts are of one expert each, for all candidates: sorted, or as they are given."""
+        if (parts, given) not in self.made:
+            self.made[parts, given] = self._lifted(parts, given)
+        return self.made[parts, given]
 
-    def _lifted(self, parts: Parts) -> Value:
+    def _lifted(self, parts: Parts, given: bool) -> Value:
         first = parts[0]
         if all(v is first for v in parts):
-            return self._picked(first)
+            return self._picked(first, given=given)
         makers = self._alike(parts)
         op = makers[0]
         if op.name == "dot":
-            return self._product(makers)
+            return self._product(makers, given)
         if op.definition.kind == "elementwise":
-            return self._map(makers)
+            return self._map(makers, given)
         if isinstance(op.attributes, ReduceAttributes) and 0 not in op.attributes.axes:
-            return self.r.emit(op.name, self._lift(_operand(makers, 0)), attributes=op.attributes)
+            rows = self._lift(_operand(makers, 0), given=given)
+            return self.r.emit(op.name, rows, attributes=op.attributes)
         if isinstance(op.attributes, SliceAttributes) and _keeps_rows(op):
-            rows = self._lift(_operand(makers, 0))
+            rows = self._lift(_operand(makers, 0), given=given)
             shape = op.operands[0].type.static_shape
             cut = (
                 replace(op.attributes, stops=(self.rows, *op.attributes.stops[1:]))
@@ -314,9 +326,10 @@ class _Experts:
             )
             return self.r.emit("slice", rows, attributes=cut)
         if op.name == "reshape" and op.operands[0].type.shape[:1] == op.result.type.shape[:1]:
-            return self.r.reshape(self._lift(_operand(makers, 0)), (self.rows, *op.result.type.shape[1:]))
+            rows = self._lift(_operand(makers, 0), given=given)
+            return self.r.reshape(rows, (self.rows, *op.result.type.shape[1:]))
         if op.name == "broadcast" and op.operands[0].type.shape[:1] == op.result.type.shape[:1]:
-            rows = self._lift(_operand(makers, 0))
+            rows = self._lift(_operand(makers, 0), given=given)
             return self.r.broadcast(rows, (self.rows, *op.result.type.shape[1:]))
         raise _Differs
 
@@ -328,28 +341,28 @@ class _Experts:
             raise _Differs
         return makers
 
-    def _map(self, makers: Sequence[Op]) -> Value:
+    def _map(self, makers: Sequence[Op], given: bool) -> Value:
         result = makers[0].result.type
         operands = []
         for place in range(len(makers[0].operands)):
             parts = _operand(makers, place)
             type_ = parts[0].type
             if type_.rank == result.rank and type_.shape[0] == result.shape[0] and result.shape[0] != 1:
-                operands.append(self._lift(parts))
+                operands.append(self._lift(parts, given=given))
             elif all(v is parts[0] for v in parts):
                 operands.append(parts[0])
             else:
-                operands.append(self._of_expert(parts, result.rank))
+                operands.append(self._of_expert(parts, result.rank, self.experts if given else self.number))
         return self.r.emit(makers[0].name, *operands, attributes=makers[0].attributes, hint=makers[0].result.name)
 
-    def _of_expert(self, parts: Parts, rank: int) -> Value:
-        """What each expert has one of, a number or a row, for each row."""
+    def _of_expert(self, parts: Parts, rank: int, experts: Value) -> Value:
+        """What each expert has one of, a number or a row, for each row of some experts."""
         numbers = [self._number(v) for v in parts]
         if parts[0].type.rank == 0 and None not in numbers:
             known = [n for n in numbers if n is not None]
             if known != list(range(known[0], known[0] + len(known))) or parts[0].type.dtype.kind not in ("int", "uint"):
                 raise _Differs
-            made = self.r.cast(self._plus(self.number, known[0]), parts[0].type.dtype)
+            made = self.r.cast(self._plus(experts, known[0]), parts[0].type.dtype)
             return self.r.reshape(made, (self.rows, *(1 for _ in range(rank - 1))))
         array = self._array(parts)
         if array is None:
@@ -357,7 +370,8 @@ class _Experts:
                 raise _Differs
             rows = [self.r.reshape(v, (1, *v.type.shape)) for v in parts]
             array = self.r.emit("concat", *rows, attributes=ConcatAttributes(0)) if len(rows) > 1 else rows[0]
-        found = self.r.emit("gather", array, self._within(), attributes=GatherAttributes(0))
+        within = self.r.emit("minimum", experts, self._scalar(self.count - 1))  # the last one for rows that have none
+        found = self.r.emit("gather", array, within, attributes=GatherAttributes(0))
         shape = found.type.static_shape[1:]
         if len(shape) >= rank and shape[0] == 1:
             shape = shape[1:]
@@ -365,20 +379,21 @@ class _Experts:
             raise _Differs
         return self.r.reshape(found, (self.rows, *(1 for _ in range(rank - 1 - len(shape))), *shape))
 
-    def _within(self) -> Value:
-        """Each row's expert; the last one for rows that have none."""
-        return self.r.emit("minimum", self.number, self._scalar(self.count - 1))
-
-    def _product(self, makers: Sequence[Op]) -> Value:
+    def _product(self, makers: Sequence[Op], given: bool) -> Value:
+        """A product of sorted rows; with ``given`` its rows where they were."""
         attributes = makers[0].expect(DotAttributes)
         rows, matrix = makers[0].operands
         plain = rows.type.rank == 2 and matrix.type.rank == 2 and attributes.lhs_contract == (1,)
         if not plain or attributes.lhs_batch:
             raise _Differs
-        left = self._lift(_operand(makers, 0))
         right = _operand(makers, 1)
         if all(v is matrix for v in right):
-            return self.r.emit("dot", left, matrix, attributes=attributes)
+            return self.r.emit("dot", self._lift(_operand(makers, 0), given=given), matrix, attributes=attributes)
+        if given:
+            assert self.places is not None
+            products = self._lift(tuple(op.result for op in makers))
+            return self.r.emit("gather", products, self.places, attributes=GatherAttributes(0), hint="given")
+        left = self._lift(_operand(makers, 0))
         made = GroupedDotAttributes(attributes.rhs_contract[0] + 1, (), attributes.dtype)
         array = self._array(right)
         if array is not None:
@@ -408,24 +423,20 @@ class _Experts:
             source = self.r.emit("slice", source, attributes=whole)
         return self.r.reshape(source, (self.count, *parts[0].type.shape))
 
-    def _picked(self, value: Value) -> Value:
-        """A value of all candidates, at the sorted rows."""
-        where = self.order
+    def _picked(self, value: Value, *, given: bool = False) -> Value:
+        """A value of all candidates, at the sorted rows, or at those that are given."""
+        if given and self.repeats == 1:
+            return value
+        where = self._iota((self.rows,), 0) if given else self.order
         if self.repeats > 1:
-            where = self.r.emit("floordiv", where, self._scalar(self.repeats))
+            where = self.r.emit("floordiv", where, self.r.constant(self.repeats, where))
         return self.r.emit("gather", value, where, attributes=GatherAttributes(0), hint="rows")
 
-    # Ends and sums
+    # Sums
 
-    def _ends(self, number: Value) -> Value:
-        """Behind which row each expert's end: how many have it or one before."""
-        experts = self.r.reshape(self._iota((self.count,), 0), (self.count, 1))
-        counted = self.r.emit("le", self.r.reshape(number, (1, self.rows)), experts)
-        return self.r.reduce("reduce_sum", self.r.cast(counted, i64), (1,), hint="ends")
-
-    def _own(self, value: Value) -> Value:
+    def _own(self, value: Value, experts: Value) -> Value:
         """The value, with nothing in rows without an expert."""
-        has = self._compare("lt", self.number, self.count)
+        has = self._compare("lt", experts, self.count)
         return _or_nothing(self.r, self.r.reshape(has, (self.rows, *(1 for _ in range(value.type.rank - 1)))), value)
 
     def _number(self, value: Value) -> int | None:

@@ -44,7 +44,10 @@ Leaf = Callable[[Subscripts], ScalarExpr | None]
 """How to read one value that is in memory, at an index; None where it has to be computed after all."""
 
 
-COPIES = ("copy", "copy_at")
+MOVES = ("copy_at", "scatter")
+"""Ops that put their operand where data says."""
+
+COPIES = ("copy", *MOVES)
 """Ops that give their operand new memory."""
 
 

@@ -40,6 +40,7 @@ from fusec.passes.moments import moments_of_parts
 from fusec.passes.outer_slices import with_outer_slices
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision as set_precision
+from fusec.passes.product_columns import split_columns
 from fusec.passes.products import lower_products
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
 from fusec.passes.row_picks import pick_in_rows
@@ -191,9 +192,9 @@ def graph_passes(
         # Nothing is left that no output needs.
         "dce": dce,
         # Rows that data chose for an expert are sorted by expert, and added up by one op.
-        "experts": group_by_expert,
-        # On a GPU a loop over groups of rows is one product.
-        "groups": lambda g: group_rows(g) if gpu else g,
+        "experts": lambda g: group_by_expert(g, gpu=gpu),
+        # On a GPU a loop over groups of rows is one product, or two where parts of its columns meet again.
+        "groups": lambda g: split_columns(group_rows(g)) if gpu else g,
         # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed, or
         # where a row is read anyway.
         "lower_argreduce": lambda g: lower_argreduce(sink_gathers(pick_in_rows(g)) if gpu else g, symbolic=not gpu),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
+from fusec.passes.inline import COPIES
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 FEW = 4
@@ -21,7 +22,7 @@ def gather_before_map(r: Rewriter) -> Outcome:
     """gather(f(a, b), i) ⇒ f(gather(a, i), gather(b, i)), where few elements are picked"""
     source, index = r.operands
     made = r.producer(source)
-    if made is None or made.definition.kind != "elementwise" or made.name == "copy" or not source.type.is_static:
+    if made is None or made.definition.kind != "elementwise" or made.name in COPIES or not source.type.is_static:
         return None
     if not r.op.result.type.is_static or FEW * r.op.result.type.size > source.type.size:
         return None

@@ -234,6 +234,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample((t(f32, 5, 2, 4), t(f32, 3, 2, 1), t(i64, 3), t(i64, 3)), UpdateAttributes((0, 0, 0), (0, 2)), below=4),
     ),
     "copy_at": many(Sample((t(f32, 2, B), t(i32)), CopyAtAttributes((1,), (12,)), below=9)),
+    "scatter": many(Sample((t(f32, B, 1), t(i32, 1)), CopyAtAttributes((1,), (1,)), below=1)),
     "extern": many(
         Sample((_X,), ExternAttributes("aten.sort", _ODD_TEXT, (_X, t(i64, 2, 3)), "new: sort")),
         Sample((), ExternAttributes("numpy.seterr", "((), {})", ())),

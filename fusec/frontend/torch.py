@@ -96,9 +96,9 @@ def capture(
     try:
         return _capture(f, args, kwargs, device=device, **options)
     except ChosenRowsError:
-        if device is not None or fallback == "error" or SAMPLING.get():
+        if fallback == "error" or SAMPLING.get():
             raise
-    return _capture(f, args, kwargs, rows=True, **options)
+    return _capture(f, args, kwargs, device=device, rows=True, **options)
 
 
 def _capture(

@@ -111,7 +111,7 @@ def _grouped_mm(
     whole = x.type.is_static and mat2.type.is_static and 0 not in x.type.static_shape and not padded
     if (x.type.rank, mat2.type.rank) != (2, 3) or offs is None or bias is not None or not whole:
         raise Declined("but of rows and matrices of groups", final=True)
-    if not x.type.device.startswith("cuda") or x.type.dtype.bits > 16 or mat2.type.static_shape[0] > MOST_GROUPS:
+    if e.is_on_cpu(x.type) or x.type.dtype.bits > 16 or mat2.type.static_shape[0] > MOST_GROUPS:
         raise Declined("but of half types on a GPU", final=True)
     return e.emit("grouped_dot", x, mat2, offs, attributes=GroupedDotAttributes(1))
 

@@ -253,8 +253,6 @@ class RowSets:
     def _set(self, condition: torch.Tensor) -> RowSet:
         if self.rows(condition) is not None or not condition.dim() or not condition.numel():
             raise self.refused(self._trace.emitter.call)
-        if not self._trace.emitter.is_on_cpu(condition):
-            raise ChosenRowsError("rows that data chooses are followed on a CPU", self._trace.emitter.location)
         found = self._known_set(condition)
         if found is None:
             value = self._trace.value(condition)

@@ -179,7 +179,8 @@ class UpdateAttributes(Attributes):
 class CopyAtAttributes(Attributes):
     """The axes along which further operands say where the copy goes, as those of an ``update`` do.
 
-    ``extents``: those of the array that is written, along these axes.
+    ``extents``: those of the array that is written, along these axes. Of a ``scatter`` the array is the result, and the
+    one further operand a permutation.
     """
 
     axes: tuple[int, ...]

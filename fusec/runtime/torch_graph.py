@@ -17,6 +17,7 @@ from fusec.ir.attributes import (
     CastAttributes,
     ConcatAttributes,
     ConstantAttributes,
+    CopyAtAttributes,
     DotAttributes,
     GatherAttributes,
     GroupedDotAttributes,
@@ -196,6 +197,8 @@ def _mover(op: Op, shape: tuple[int, ...]) -> Function:
             return lambda *xs: torch.cat(xs, axis)
         case PadAttributes():
             return _pad(op.attributes, shape)
+        case CopyAtAttributes(axes=(axis,)) if op.name == "scatter":
+            return lambda x, i: torch.empty_like(x).index_copy_(axis, i.long(), x)
         case _ if op.name == "scatter_add_where":
             return lambda x, index, value, mask: x.index_add(0, index[mask], value[mask])
         case GatherAttributes(axis=axis) if op.name == "scatter_add":

@@ -16,7 +16,7 @@ from fusec.ir.graph import Graph, Roles
 from fusec.ir.index import Index
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, contiguous_strides
-from fusec.passes.inline import Inliner, Leaf, index_only
+from fusec.passes.inline import MOVES, Inliner, Leaf, index_only
 from fusec.tile.scalar import Buffer, Load
 from fusec.tile.views import (
     Subscripts,
@@ -94,7 +94,7 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.stored = large_parts(graph) | _copied_twice(graph) | _positions_read(graph)
+        self.stored = large_parts(graph) | _copied_twice(graph) | _moved(graph)
         indices = index_only(graph)
         made_of_indices = (op for op in graph.ops if op.results and indices.issuperset(op.results))
         self.free = {*(op for op in graph.ops if op.definition.kind == "view"), *made_of_indices}
@@ -309,10 +309,11 @@ def _copied_twice(graph: Graph) -> set[Value]:
     return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
 
 
-def _positions_read(graph: Graph) -> set[Value]:
-    """Where copies are put: a kernel reads that before it starts."""
+def _moved(graph: Graph) -> set[Value]:
+    """Where copies are put, which a kernel reads before it starts, and what is there when it has ended."""
     producers = graph.producers()
-    return {under_views(v, producers) for op in graph.ops if op.name == "copy_at" for v in op.operands[1:]}
+    moves = [op for op in graph.ops if op.name in MOVES]
+    return {under_views(v, producers) for op in moves for v in (*op.operands[1:], op.result)}
 
 
 def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:

@@ -17,7 +17,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.groups.partition import Group, Position
-from fusec.passes.inline import Inliner, Leaf
+from fusec.passes.inline import MOVES, Inliner, Leaf
 from fusec.tile.kernel import BlockTraits, Kernel, Move
 from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, Scan, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Apply, Buffer, IndexValue, Load, ScalarExpr, loads, offset_of, walk
@@ -193,7 +193,7 @@ class LoweringContext:
     def moves_results(self) -> bool:
         """Whether data say where a result goes."""
         producers = self.producers
-        return any((op := producers.get(v)) is not None and op.name == "copy_at" for v in self.body.outputs)
+        return any((op := producers.get(v)) is not None and op.name in MOVES for v in self.body.outputs)
 
     def _moves(self, buffer: Buffer) -> Iterator[Move]:
         """Where the elements of an output go, where that is known at the call only."""

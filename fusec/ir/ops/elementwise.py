@@ -112,6 +112,20 @@ def _copy_at(arrays: Arrays, attributes: CopyAtAttributes) -> Array:
     return arrays[0].copy()
 
 
+def _scatter_rule(types: Types, attributes: CopyAtAttributes) -> Types:
+    value, *index = types
+    require_positions(value, attributes.axes, index)
+    if len(index) != 1 or index[0].rank != 1 or attributes.extents != index[0].shape:
+        raise TypeRuleError(f"{show(types)}: an index of all places along one axis says where they go")
+    return (value,)
+
+
+def _scatter(arrays: Arrays, attributes: CopyAtAttributes) -> Array:
+    result = np.empty_like(arrays[0])
+    np.moveaxis(result, attributes.axes[0], 0)[arrays[1]] = np.moveaxis(arrays[0], attributes.axes[0], 0)
+    return result
+
+
 def _unary(
     name: str, function: Callable[..., Array], kinds: Kinds = FLOAT, flops: int = 1, **facts: Unpack[Facts]
 ) -> OpDef:
@@ -166,6 +180,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     _predicate("logical_not", 1, np.logical_not, BOOL),
     # Whoever has the result lets it lie in an array, after so many of its elements along an axis.
     define("copy_at", "elementwise", CopyAtAttributes, (2, None), _copy_at_rule, _copy_at, 0),
+    define("scatter", "elementwise", CopyAtAttributes, (2, 2), _scatter_rule, _scatter, 0),
     define("cast", "elementwise", CastAttributes, (1, 1), _cast_rule, _cast, exact=True, jumps=True),
     _binary("add", np.add, NUMBER, commutative=True),
     _binary("sub", np.subtract, NUMBER),

@@ -34,7 +34,44 @@ def data(kind: str, m: int, groups: int, k: int, n: int, each: int) -> str:
 }}"""
 
 
+def experts(kind: str, tokens: int, chosen: int, groups: int, k: int, n: int) -> str:
+    """A loop over experts, of which each token has some by data: gate and up are halves of one product, then down."""
+    rows = tokens * chosen
+    lines = []
+    for e in range(groups):
+        base = f"%y{e - 1}" if e else "%zero"
+        lines.append(f"""  %eq{e} = eq(%chosen, i32({e})) : bool[{tokens}, {chosen}]
+  %m{e} = reshape(%eq{e}) : bool[{rows}]
+  %wa{e} = slice(%w) {{starts=[{e}, 0, 0], stops=[{e + 1}, {2 * n}, {k}], steps=[1, 1, 1]}} : {kind}[1, {2 * n}, {k}]
+  %w{e} = reshape(%wa{e}) : {kind}[{2 * n}, {k}]
+  %va{e} = slice(%v) {{starts=[{e}, 0, 0], stops=[{e + 1}, {k}, {n}], steps=[1, 1, 1]}} : {kind}[1, {k}, {n}]
+  %v{e} = reshape(%va{e}) : {kind}[{k}, {n}]
+  %h{e} = dot(%rows, %w{e}) {{contract=[1]x[1]}} : {kind}[{rows}, {2 * n}]
+  %g{e} = slice(%h{e}) {{starts=[0, 0], stops=[{rows}, {n}], steps=[1, 1]}} : {kind}[{rows}, {n}]
+  %u{e} = slice(%h{e}) {{starts=[0, {n}], stops=[{rows}, {2 * n}], steps=[1, 1]}} : {kind}[{rows}, {n}]
+  %s{e} = silu(%g{e}) : {kind}[{rows}, {n}]
+  %t{e} = mul(%s{e}, %u{e}) : {kind}[{rows}, {n}]
+  %d{e} = dot(%t{e}, %v{e}) {{contract=[1]x[1]}} : {kind}[{rows}, {k}]
+  %f{e} = mul(%d{e}, %p) : {kind}[{rows}, {k}]
+  %z{e} = mul(%f{e}, {kind}(0.01)) : {kind}[{rows}, {k}]
+  %y{e} = scatter_add_where({base}, %tok, %z{e}, %m{e}) : {kind}[{tokens}, {k}]""")
+    body = "\n".join(lines)
+    return f"""graph @experts(%x: {kind}[{tokens}, {k}], %o: i32[{tokens}, {chosen}], %w: {kind}[{groups}, {2 * n}, {k}],
+  %v: {kind}[{groups}, {k}, {n}], %p: {kind}[{rows}, 1]) {{
+  %chosen = remainder(%o, i32({groups + 1})) : i32[{tokens}, {chosen}]
+  %i = iota() {{axis=0}} : i64[{rows}]
+  %tok = floordiv(%i, i64({chosen})) : i64[{rows}]
+  %rows = gather(%x, %tok) {{axis=0}} : {kind}[{rows}, {k}]
+  %zero = broadcast({kind}(0.0)) : {kind}[{tokens}, {k}]
+{body}
+  return %y{groups - 1}
+}}"""
+
+
 GROUPED = {
+    "experts": experts("bf16", 37, 2, 3, 32, 24),
+    "experts_f32": experts("f32", 7, 1, 4, 16, 16),
+    "experts_in_blocks": experts("bf16", 2100, 2, 3, 16, 16),
     "grouped_known": known("bf16", [3, 0, 1, 140, 56], 64, 96),
     "grouped_odd": known("f16", [0, 5, 33, 1], 40, 72),
     "grouped_known_rest": known("f32", [7, 0, 20], 33, 21, rest=9),
