@@ -298,7 +298,7 @@ class _Experts:
     # Values of all rows
 
     def _lift(self, parts: Parts, *, given: bool = False) -> Value:
-        """The value of all rows whose parts are of one expert each, for all candidates: sorted, or as they are given."""
+        """The value of all rows, sorted or as they are given, whose parts are of one expert each for all candidates."""
         if (parts, given) not in self.made:
             self.made[parts, given] = self._lifted(parts, given)
         return self.made[parts, given]

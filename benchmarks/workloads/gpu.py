@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -284,6 +285,28 @@ def _experts() -> list[Work]:
             {"grouped_mm": experts.library_gated(few)},
             autotuned=False,
         ),
+        *(work for sizes in ((tokens, d, h, count, 2), (tokens, d, 1024, 64, 8)) for work in _routed(*sizes)),
+    ]
+
+
+def _routed(tokens: int, d: int, h: int, count: int, chosen: int) -> list[Work]:
+    """Layers whose rows data chooses, as transformers writes them."""
+
+    def arguments(halves: bool) -> tuple[Any, ...]:
+        scores = torch.rand(tokens, count, device="cuda").softmax(-1)
+        weights, index = torch.topk(scores, chosen)
+        shapes = [(2 * h, d)] if halves else [(h, d), (h, d)]
+        matrices = (rand(count, *shape, scale=d**-0.5) for shape in shapes)
+        return rand(tokens, d), index, weights.to(BF16), *matrices, rand(count, d, h, scale=h**-0.5)
+
+    name, flops = f"{count} experts top {chosen} {tokens}×{d}×{h}", 6.0 * tokens * chosen * d * h
+    peers: dict[str, Function] = {"grouped_mm": experts.library_routed}
+    return [
+        Work(f"{name}, {what}", loop, partial(arguments, halves), flops, "TFLOP/s", peers, False)
+        for what, loop, halves in (
+            ("transformers 4", experts.by_where, False),
+            ("transformers 5", experts.by_hits, True),
+        )
     ]
 
 

@@ -23,6 +23,7 @@ from fusec.tile.kernel import Kernel, Move, is_in_range, subscript_of
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -171,7 +172,7 @@ class BlockEmitter:
                 self._reduce(s)
             case Loop():
                 self._loop(s)
-            case If() | Let() | Scan() | SoftmaxExp() | Dot() | Grid():
+            case If() | Let() | Choose() | Scan() | SoftmaxExp() | Dot() | Grid():
                 raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
             case _:
                 assert_never(s)

@@ -20,6 +20,7 @@ from fusec.tile.kernel import Kernel, is_in_range, subscript_of
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -208,6 +209,8 @@ class _Emitter(Scalars):
             case Let():
                 self.symbols[statement.var] = self.unique(statement.var.name)
                 self.line(f"{self.symbols[statement.var]} = {self.names[statement.value.buffer]}")
+            case Choose():
+                self._choose(statement)
             case If():
                 raise LoweringError("branches inside a block")
             case SoftmaxExp():
@@ -216,6 +219,17 @@ class _Emitter(Scalars):
                 raise LoweringError("a grid inside a grid")
             case _:
                 assert_never(statement)
+
+    def _choose(self, choose: Choose) -> None:
+        """Addresses are numbers of the block, of which comparisons with the index leave one."""
+        name = self.names[choose.buffer] = self.unique(f"{choose.buffer.name}_ptr")
+        self.domain = ()
+        first, *others = (self.names[b] for b in choose.sources)
+        self.line(f"{name} = {first}")
+        if others:
+            index = self.once(self.index(choose.index), "chosen")
+            for number, other in enumerate(others, 1):
+                self.line(f"{name} = tl.where({index} == {number}, {other}, {name})")
 
     def _loop(self, loop: Loop) -> None:
         name = self.symbols[loop.var] = self.unique(loop.var.name)

@@ -324,6 +324,8 @@ class Scalars(Text):
         """The descriptor's name, the coordinates of the block, and how it lies there."""
         if not self.describes or load.dtype.bits > 32 or load.dtype.name == "bool":
             return None
+        if load.buffer not in self.kernel.parameters:
+            return None  # one of several, known in the kernel alone
         fetch = fetch_of(load, domain)
         if fetch is None:
             return None

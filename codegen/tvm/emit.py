@@ -35,6 +35,7 @@ from fusec.tile.kernel import Kernel, Move
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -127,6 +128,8 @@ class Emitter:
             case Let():
                 node = Points(self.context, code, self.numbers, None, None).value(statement.value).node
                 code.append(tir.bind(self.context.bind(statement.var), tirx.Cast(self.context.index_type, node)))
+            case Choose():
+                raise LoweringError("one of several buffers, chosen by data")
             case Alloc():
                 self._alloc(code, statement.buffer)
             case Map() | Store():
@@ -316,7 +319,7 @@ def _needs_int64(statement: Statement) -> bool:
             return _has_large_value(statement.condition)
         case SoftmaxExp():
             return _has_large_value(statement.score)
-        case Alloc() | Let():
+        case Alloc() | Choose() | Let():
             return False
         case _:
             assert_never(statement)

@@ -96,7 +96,7 @@ def capture(
     try:
         return _capture(f, args, kwargs, device=device, **options)
     except ChosenRowsError:
-        if fallback == "error" or SAMPLING.get():
+        if SAMPLING.get():
             raise
     return _capture(f, args, kwargs, device=device, rows=True, **options)
 

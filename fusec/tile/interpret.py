@@ -28,6 +28,7 @@ from fusec.tile.kernel import Kernel, Move, subscript_of
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -119,6 +120,9 @@ class _Interpreter:
                 self.block(statement.body if chosen else statement.orelse, at)
             case Let():
                 raise AssertionError("handled by block")
+            case Choose():
+                source = statement.sources[_integer(statement.index, at)]
+                self.state.arrays[statement.buffer] = self.state.arrays[source]
             case Alloc():
                 self.state.arrays[statement.buffer] = _undefined(statement.buffer)
             case Map() | Store():

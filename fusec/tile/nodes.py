@@ -80,6 +80,16 @@ class Let:
 
 
 @dataclass(frozen=True)
+class Choose:
+    """``buffer`` is one of several parameters, all of its shape and strides, for the rest of the enclosing block: the
+    ``index``-th, which is in range."""
+
+    buffer: Buffer
+    index: Index
+    sources: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
 class Alloc:
     """Scratch memory for the rest of the enclosing block, its contents not defined."""
 
@@ -246,7 +256,7 @@ def grouped(dot: Dot) -> int:
     return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
-Statement = Grid | Loop | If | Let | Alloc | Map | Store | Reduce | Scan | SoftmaxExp | Dot
+Statement = Grid | Loop | If | Let | Choose | Alloc | Map | Store | Reduce | Scan | SoftmaxExp | Dot
 Block = tuple[Statement, ...]
 
 
@@ -262,7 +272,7 @@ def statements(block: Block) -> Iterator[Statement]:
                 yield from statements(statement.orelse)
             case Dot():
                 yield from statement.beside
-            case Let() | Alloc() | Map() | Store() | Reduce() | Scan() | SoftmaxExp():
+            case Let() | Choose() | Alloc() | Map() | Store() | Reduce() | Scan() | SoftmaxExp():
                 pass
             case _:
                 assert_never(statement)

@@ -12,6 +12,7 @@ from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -122,6 +123,9 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return lines
         case Let():
             return [f"{pad}let {statement.var} = {print_scalar(statement.value)}"]
+        case Choose():
+            among = ", ".join(b.name for b in statement.sources)
+            return [f"{pad}choose {statement.buffer.name} = ({among})[{_index(statement.index)}]"]
         case Alloc():
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():

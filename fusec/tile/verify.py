@@ -15,6 +15,7 @@ from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -85,6 +86,10 @@ class _Verifier:
                 self.where = f"alloc {statement.buffer}"
                 self.buffer(statement.buffer, "tile")
                 known = known | {statement.buffer}
+            elif isinstance(statement, Choose):
+                self.where = f"choose {statement.buffer}"
+                self.choose(statement, known, bound)
+                known = known | {statement.buffer}
             elif isinstance(statement, Let):
                 self.where = f"let {statement.var}"
                 self.number(statement.value, known, bound)
@@ -121,10 +126,22 @@ class _Verifier:
                 self.softmax_exp(statement, known, bound)
             case Dot():
                 self.dot(statement, known, bound)
-            case Alloc() | Let():
+            case Alloc() | Choose() | Let():
                 raise AssertionError("handled by block")
             case _:
                 assert_never(statement)
+
+    def choose(self, choose: Choose, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        """One of parameters that lie alike."""
+        self.index(choose.index, bound)
+        self.buffer(choose.buffer, "parameter")
+        layout = (choose.buffer.dtype, choose.buffer.shape, choose.buffer.strides)
+        for source in choose.sources:
+            if source not in known or (source.dtype, source.shape, source.strides) != layout:
+                self.fail(f"{source} is no parameter that lies as {choose.buffer} does")
+        low, high = bounds(choose.index)
+        if low is None or high is None or low < 0 or high >= len(choose.sources):
+            self.fail(f"{choose.index} is in [{low}, {high}], there are {len(choose.sources)} buffers")
 
     def number(self, load: Load, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         """A scalar that is an index, or bounds one."""

@@ -21,6 +21,7 @@ from fusec.target.rates import Rates, unit_of
 from fusec.tile.nodes import (
     Alloc,
     Block,
+    Choose,
     Dot,
     Grid,
     If,
@@ -121,7 +122,7 @@ class Counter:
                 return self._softmax_exp(statement, values)
             case Dot():
                 return self._dot(statement, values)
-            case Alloc() | Let():
+            case Alloc() | Choose() | Let():
                 return Work(0.0, 0.0, ())
             case Grid():
                 raise AssertionError("a grid within a grid")

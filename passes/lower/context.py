@@ -19,7 +19,7 @@ from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import MOVES, Inliner, Leaf
 from fusec.tile.kernel import BlockTraits, Kernel, Move
-from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, Scan, SoftmaxExp, Store, statements
+from fusec.tile.nodes import Alloc, Block, Choose, Dot, Map, Reduce, Scan, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Apply, Buffer, IndexValue, Load, ScalarExpr, loads, offset_of, walk
 from fusec.tile.views import Subscripts, settled
 
@@ -272,6 +272,8 @@ def buffers_in(block: Block) -> set[Buffer]:
                 found.add(s.target)
             case SoftmaxExp():
                 found.update(x.buffer for x in (s.weights, s.row_sum, s.shift, *loads(s.score)))
+            case Choose():
+                found.update(s.sources)
             case Alloc():
                 found.add(s.buffer)
             case _:

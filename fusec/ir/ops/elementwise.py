@@ -116,7 +116,8 @@ def _scatter_rule(types: Types, attributes: CopyAtAttributes) -> Types:
     value, *index = types
     require_positions(value, attributes.axes, index)
     if len(index) != 1 or index[0].rank != 1 or attributes.extents != index[0].shape:
-        raise TypeRuleError(f"{show(types)}: an index of all places along one axis says where they go")
+        shapes = ", ".join(map(str, types))
+        raise TypeRuleError(f"{shapes}: an index of all places along one axis says where they go")
     return (value,)
 
 

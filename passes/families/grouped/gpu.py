@@ -16,11 +16,12 @@ from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, 
 from fusec.ir.indexing import pow2
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i32
+from fusec.passes.families.grouped.operands import operands_of
 from fusec.passes.families.grouped.schedule.gpu import GpuGroupedSchedule, GroupedProblem
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.epilogue import epilogue_stores
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Let, Loop, Map, Reduce, RegisterTile, Statement
+from fusec.tile.nodes import Alloc, Choose, Dot, Grid, Iter, Let, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
 _NO_REGISTERS = RegisterTile(0, 0)
@@ -29,14 +30,14 @@ _NO_REGISTERS = RegisterTile(0, 0)
 def grouped_problem(context: LoweringContext) -> GroupedProblem:
     """What schedules are chosen by. LoweringError for what no kernel multiplies."""
     dots = context.anchors("grouped_dot")
-    rows, matrices = dots[0].operands[:2]
+    rows, matrices, _ = operands_of(dots[0])
     dtype, attributes = rows.type.dtype, dots[0].expect(GroupedDotAttributes)
     if not all(v.type.is_static for v in dots[0].operands) or not dtype.is_float or dtype.bits > 32:
-        raise LoweringError(f"a grouped product of {rows.type} and {matrices.type}")
-    (m, k), groups = rows.type.static_shape, matrices.type.static_shape[0]
+        raise LoweringError(f"a grouped product of {rows.type} and {matrices[0].type}")
+    (m, k), groups = rows.type.static_shape, attributes.apart or matrices[0].type.static_shape[0]
     if groups > MOST_GROUPS or not k:
         raise LoweringError(f"a grouped product of {groups} groups, {k} deep")
-    n = matrices.type.static_shape[3 - attributes.rhs_contract]
+    n = matrices[0].type.static_shape[-attributes.rhs_contract]
     return GroupedProblem(m, groups, attributes.sizes, n, k, dtype.bits, len(dots), dtype is f32)
 
 
@@ -117,7 +118,7 @@ class _Grouped:
 
     def _end_of(self, group: Index) -> ScalarExpr:
         """Where a group ends by the data, within the rows."""
-        end = self.context.inliner.at(self.ops[0].operands[2], (group,))
+        end = self.context.inliner.at(operands_of(self.ops[0]).ends[0], (group,))
         end = end if end.dtype is i32 else Apply("cast", (end,), i32)
         return _apply("minimum", _apply("maximum", end, _number(0)), _number(self.problem.rows))
 
@@ -191,7 +192,8 @@ class _Grouped:
             totals.append(Load(acc, (self.mi, self.ni)))
             block = Iter(self.mi, s.m), Iter(self.ni, s.n)
             before += [Alloc(acc), Map(block, acc, (self.mi, self.ni), Const(0.0, f32))]
-            right = self._right(op, shift)
+            right, chosen = self._right(op, shift)
+            before += chosen
             steps.append(Dot(rows, columns, depth, totals[-1], left, right, False, _NO_REGISTERS))
         loop = Loop(self.k0, 0, p.k if self.known else self.depth, s.k, tuple(steps))
         inside = Iter(self.mi, s.m, sub(self.end, self.first))
@@ -199,10 +201,20 @@ class _Grouped:
         stores = epilogue_stores(self.context, "grouped", self.ops, point, shift, (inside, columns), totals)
         return [*before, loop, *stores]
 
-    def _right(self, op: Op, shift: dict[Symbol, Index]) -> Load:
+    def _right(self, op: Op, shift: dict[Symbol, Index]) -> tuple[Load, list[Statement]]:
+        """An element of a group's matrix; where each is an array of its own, after its choice."""
         inner = (self.k, self.j) if self.attributes.rhs_contract == 1 else (self.j, self.k)
         group = self.group if self.known else minimum(self.group, self.problem.groups - 1)
-        return self._operand(op.operands[1], (group, *inner), shift)
+        matrices = operands_of(op).matrices
+        if not self.attributes.apart:
+            return self._operand(matrices[0], (group, *inner), shift), []
+        elements = [self._operand(m, inner, shift) for m in matrices]
+        first, buffer = elements[0], elements[0].buffer
+        layout = (first.index, buffer.dtype, buffer.shape, buffer.strides)
+        if any((e.index, e.buffer.dtype, e.buffer.shape, e.buffer.strides) != layout for e in elements):
+            raise LoweringError("matrices of a grouped product that lie differently in memory")
+        chosen = replace(buffer, name=self.context.unique(f"{op.result.name}_matrix"))
+        return Load(chosen, first.index), [Choose(chosen, group, tuple(e.buffer for e in elements))]
 
     def _operand(self, value: Value, index: tuple[Index, ...], shift: dict[Symbol, Index]) -> Load:
         element = reindex(self.context.inliner.at(value, index), shift)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from fusec.ir.attributes import GroupedDotAttributes
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.match import leave_to_readers, takes_less_than_a_launch
+from fusec.passes.families.grouped.operands import operands_of
 from fusec.passes.groups.grow import Log, at_least, grow_consumers, grow_producers, seed
 from fusec.passes.groups.partition import Group, Partition
 
@@ -27,10 +29,16 @@ def match_grouped(partition: Partition, log: Log, blocked: bool) -> None:
         grow_producers(partition, group, at_least(op.result.type.most, takes_less_than_a_launch(op)), outside)
 
 
+MOST_APART = 384
+"""Arrays of matrices that a kernel is given the addresses of: parameters of a kernel have 4 KiB."""
+
+
 def _siblings(partition: Partition, op: Op) -> list[Op]:
     """The next unowned product of the same rows in the same groups, with matrices of the same type: sums of two fit a
     block."""
-    rows, matrices, *ends = op.operands
+    rows, matrices, ends = operands_of(op)
+    if 2 * op.expect(GroupedDotAttributes).apart > MOST_APART:
+        return []
     found = (
         other
         for other in partition.uses[rows]
@@ -38,8 +46,8 @@ def _siblings(partition: Partition, op: Op) -> list[Op]:
         and other is not op
         and other not in partition.owner
         and other.operands[0] is rows
-        and list(other.operands[2:]) == ends
-        and other.operands[1].type == matrices.type
         and other.attributes == op.attributes
+        and operands_of(other).ends == ends
+        and operands_of(other).matrices[0].type == matrices[0].type
     )
     return [*found][:1]

@@ -56,7 +56,8 @@ def experts(kind: str, tokens: int, chosen: int, groups: int, k: int, n: int) ->
   %z{e} = mul(%f{e}, {kind}(0.01)) : {kind}[{rows}, {k}]
   %y{e} = scatter_add_where({base}, %tok, %z{e}, %m{e}) : {kind}[{tokens}, {k}]""")
     body = "\n".join(lines)
-    return f"""graph @experts(%x: {kind}[{tokens}, {k}], %o: i32[{tokens}, {chosen}], %w: {kind}[{groups}, {2 * n}, {k}],
+    return f"""graph @experts(
+  %x: {kind}[{tokens}, {k}], %o: i32[{tokens}, {chosen}], %w: {kind}[{groups}, {2 * n}, {k}],
   %v: {kind}[{groups}, {k}, {n}], %p: {kind}[{rows}, 1]) {{
   %chosen = remainder(%o, i32({groups + 1})) : i32[{tokens}, {chosen}]
   %i = iota() {{axis=0}} : i64[{rows}]
@@ -68,7 +69,27 @@ def experts(kind: str, tokens: int, chosen: int, groups: int, k: int, n: int) ->
 }}"""
 
 
+def apart(kind: str, m: int, groups: int, k: int, n: int, each: int) -> str:
+    """Gate and up, whose matrices are arrays of their own."""
+    names = [f"%{name}{e}" for name in "gu" for e in range(groups)]
+    given = ", ".join(f"{name}: {kind}[{n}, {k}]" for name in names)
+    end = f"{{rhs_contract=2, apart={groups}}} : {kind}[{m}, {n}]"
+    return f"""graph @apart(%x: {kind}[{m}, {k}], {given}, %o: i32[{groups}]) {{
+  %i = iota() {{axis=0}} : i32[{groups}]
+  %j = mul(%i, i32({each})) : i32[{groups}]
+  %ends = add(%j, %o) : i32[{groups}]
+  %a = grouped_dot(%x, {", ".join(names[:groups])}, %ends) {end}
+  %b = grouped_dot(%x, {", ".join(names[groups:])}, %ends) {end}
+  %s = silu(%a) : {kind}[{m}, {n}]
+  %y = mul(%s, %b) : {kind}[{m}, {n}]
+  %z = mul(%y, {kind}(0.01)) : {kind}[{m}, {n}]
+  return %z
+}}"""
+
+
 GROUPED = {
+    "grouped_apart": apart("bf16", 90, 3, 40, 48, 25),
+    "grouped_apart_f32": apart("f32", 30, 2, 17, 19, 12),
     "experts": experts("bf16", 37, 2, 3, 32, 24),
     "experts_f32": experts("f32", 7, 1, 4, 16, 16),
     "experts_in_blocks": experts("bf16", 2100, 2, 3, 16, 16),
