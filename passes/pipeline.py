@@ -48,6 +48,7 @@ from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.share_rows import share_rows
 from fusec.passes.sink_gathers import sink_gathers
+from fusec.passes.sorted_numbers import open_sorts
 from fusec.passes.spaces import spaces_apart
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
@@ -191,8 +192,8 @@ def graph_passes(
         "cse": cse,
         # Nothing is left that no output needs.
         "dce": dce,
-        # Rows that data chose for an expert are sorted by expert, and added up by one op.
-        "experts": lambda g: group_by_expert(g, gpu=gpu),
+        # Rows that data chose for an expert are sorted by expert, and added up by one op; on a GPU no call sorts them.
+        "experts": lambda g: group_by_expert(open_sorts(g) if gpu else g, gpu=gpu),
         # On a GPU a loop over groups of rows is one product, or two where parts of its columns meet again.
         "groups": lambda g: split_columns(group_rows(g)) if gpu else g,
         # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed, or
