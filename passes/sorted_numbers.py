@@ -44,6 +44,7 @@ class _Sorts:
         """The op, or what takes its place."""
         op = replace(op, operands=tuple(self.sweep.resolve(v) for v in op.operands))
         r = Rewriter(self.sweep, op)
+        made: tuple[Value, ...] | None
         match _call(op):
             case "sort":
                 made = self._sorted(r)
