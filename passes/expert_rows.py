@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from fusec.errors import UnsupportedOpError
 from fusec.ir.attributes import (
@@ -30,6 +29,7 @@ from fusec.ir.attributes import (
     SliceAttributes,
 )
 from fusec.ir.graph import Graph
+from fusec.ir.index import mul, product
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, i64
 from fusec.passes.dce import dce
@@ -174,7 +174,7 @@ class _Experts:
         at_least, below = self._compare("ge", number, 0), self._compare("lt", number, self.count)
         inside = self.r.emit("logical_and", at_least, below)
         number = self.r.emit("select", inside, number, self._scalar(self.count))
-        self.rows = number.type.static_shape[0]
+        self.rows = number.type.shape[0]
         order = rows_by_group(self.r, number, self.count, gpu=self.gpu)
         self.order, self.ends, self.places = order.order, order.ends, order.places
         self.experts = number
@@ -188,17 +188,19 @@ class _Experts:
             assert isinstance(reduced, ReduceAttributes)
             if found.type.rank != 2 or reduced.axes != (1,):
                 raise _Differs
-            rows, repeats = found.type.static_shape
-            found = self._once(found)
-            return self.r.reshape(found, (rows * repeats,)), repeats
+            rows, repeats = found.type.shape
+            if not isinstance(repeats, int):
+                raise _Differs
+            found = self._once(found, repeats)
+            return self.r.reshape(found, (mul(rows, repeats),)), repeats
         found = self._seen(choice.index, choice.views)
         if found.type.shape != mask.type.shape:
             raise _Differs
         return found, 1
 
-    def _once(self, experts: Value) -> Value:
+    def _once(self, experts: Value, count: int) -> Value:
         """A row's experts, with -1 less than the first for one that it has had."""
-        rows, count = experts.type.static_shape
+        rows = experts.type.shape[0]
         if count == 1:
             return experts
         one, other = self.r.reshape(experts, (rows, count, 1)), self.r.reshape(experts, (rows, 1, count))
@@ -244,7 +246,7 @@ class _Experts:
         """A slice of ``eq(index, iota)`` at one class: follows the axis of classes through views."""
         index, classes = op.operands
         made = self.r.producer(classes, "iota")
-        shape = op.result.type.static_shape
+        shape = op.result.type.shape
         if made is None or not isinstance(made.attributes, IotaAttributes) or not shape:
             raise _Differs
         axis = made.attributes.axis + len(shape) - classes.type.rank
@@ -264,8 +266,8 @@ class _Experts:
         return _Choice(index, number, tuple(kept))
 
     def _follow(
-        self, name: str, attributes: Attributes, shape: tuple[int, ...], axis: int, kept: list[tuple[str, Attributes]]
-    ) -> tuple[tuple[int, ...], int, int | None]:
+        self, name: str, attributes: Attributes, shape: tuple[Dim, ...], axis: int, kept: list[tuple[str, Attributes]]
+    ) -> tuple[tuple[Dim, ...], int, int | None]:
         """One view of an array with an axis of classes, written for one class: what is known behind it."""
         classes = shape[axis]
         if name == "permute":
@@ -274,9 +276,9 @@ class _Experts:
             return tuple(shape[a] for a in order), order.index(axis), None
         if name == "reshape":
             assert isinstance(attributes, ShapeAttributes)
-            new = tuple(n for n in attributes.shape if isinstance(n, int))
-            places = [a for a in range(len(new)) if new[a] == classes and prod(new[:a]) == prod(shape[:axis])]
-            if len(new) < len(attributes.shape) or not places:
+            new = attributes.shape
+            places = [a for a in range(len(new)) if new[a] == classes and product(new[:a]) == product(shape[:axis])]
+            if not places:
                 raise _Differs
             at = places[0]
             kept.append((name, ShapeAttributes((*new[:at], 1, *new[at + 1 :]))))
@@ -290,7 +292,7 @@ class _Experts:
                 (*low[:axis], 0, *low[axis + 1 :]), (*high[:axis], 1, *high[axis + 1 :]), attributes.steps
             )
             here = (*shape[:axis], 1, *shape[axis + 1 :])
-            if cut != SliceAttributes.of_axes(here, {}):
+            if cut != SliceAttributes((0,) * len(here), here, (1,) * len(here)):
                 kept.append((name, cut))
             return here, axis, start
         raise _Differs
@@ -318,7 +320,7 @@ class _Experts:
             return self.r.emit(op.name, rows, attributes=op.attributes)
         if isinstance(op.attributes, SliceAttributes) and _keeps_rows(op):
             rows = self._lift(_operand(makers, 0), given=given)
-            shape = op.operands[0].type.static_shape
+            shape = op.operands[0].type.shape
             cut = (
                 replace(op.attributes, stops=(self.rows, *op.attributes.stops[1:]))
                 if op.attributes.stops[0] == shape[0]
@@ -372,7 +374,7 @@ class _Experts:
             array = self.r.emit("concat", *rows, attributes=ConcatAttributes(0)) if len(rows) > 1 else rows[0]
         within = self.r.emit("minimum", experts, self._scalar(self.count - 1))  # the last one for rows that have none
         found = self.r.emit("gather", array, within, attributes=GatherAttributes(0))
-        shape = found.type.static_shape[1:]
+        shape = found.type.shape[1:]
         if len(shape) >= rank and shape[0] == 1:
             shape = shape[1:]
         if len(shape) >= rank:
@@ -446,7 +448,7 @@ class _Experts:
     def _scalar(self, number: int) -> Value:
         return self.r.constant_of(ConstantAttributes(number, i64, self.r.op.result.type.device))
 
-    def _iota(self, shape: tuple[int, ...], axis: int) -> Value:
+    def _iota(self, shape: tuple[Dim, ...], axis: int) -> Value:
         return self.r.emit("iota", attributes=IotaAttributes(shape, axis, i64, self.r.op.result.type.device))
 
     def _plus(self, value: Value, number: int) -> Value:

@@ -87,9 +87,9 @@ def check_indices(graph: Graph) -> Graph:
             wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     graph = graph.with_ops(op for op in graph.ops if not is_check(op)) if noted else graph
     for op in graph.ops:
+        if not op.operands or op.operands[0].type.device != "cpu":
+            continue  # nothing waits for a GPU's answer: kernels leave out writes that are out of range
         for index, extent in _indices(op):
-            if index.type.device != "cpu":
-                continue  # nothing waits for a GPU's answer: kernels leave out writes that are out of range
             for check in facts.checks(index, 0, extent - 1):
                 wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     return _with_calls(graph, wanted) if wanted else graph

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fusec.ir.attributes import (
     ConstantAttributes,
     CopyAtAttributes,
+    ExtentAttributes,
     ExternAttributes,
     GatherAttributes,
     IotaAttributes,
@@ -20,8 +21,10 @@ from fusec.ir.attributes import (
     ScanAttributes,
     SliceAttributes,
 )
+from fusec.ir.index import mul, sub
+from fusec.ir.indexing import ceildiv, most
 from fusec.ir.nodes import Value
-from fusec.ir.types import DType, i32, i64
+from fusec.ir.types import Dim, DType, i32, i64
 from fusec.passes.rewrite import Rewriter
 
 MOST_COMPARED = 4096
@@ -43,13 +46,13 @@ class RowOrder:
 
 def rows_by_group(r: Rewriter, number: Value, groups: int, *, gpu: bool) -> RowOrder:
     """Sorts rows by their groups' numbers [rows], i64 in ``[0, groups]``: those of the last one belong to none."""
-    (rows,) = number.type.static_shape
+    (rows,) = number.type.shape
     if not gpu:
         sort = ExternAttributes("aten.argsort.stable", "($0,), {'stable': True}", (number.type,), "rows by expert")
         order = r.emit("extern", number, attributes=sort, hint="order")
         return RowOrder(order, _counted(r, number, groups, i64), None)
     small = r.cast(number, i32)
-    if rows <= MOST_COMPARED:
+    if most(rows) <= MOST_COMPARED:
         places, ends = _compared(r, small, groups), _counted(r, small, groups, i32)
     else:
         places, ends = _in_blocks(r, small, groups)
@@ -67,8 +70,8 @@ def _counted(r: Rewriter, number: Value, groups: int, dtype: DType) -> Value:
 
 def _compared(r: Rewriter, number: Value, groups: int) -> Value:
     """How many rows come before each: ``number * rows + row`` is less."""
-    (rows,) = number.type.static_shape
-    key = r.emit("mul", number, _constant(r, rows, number))
+    (rows,) = number.type.shape
+    key = r.emit("mul", number, _extent(r, rows, number))
     key = r.emit("add", key, _iota(r, (rows,), 0, number))
     before = r.emit("lt", r.reshape(key, (1, rows)), r.reshape(key, (rows, 1)))
     return r.reduce("reduce_sum", r.cast(before, i32), (1,), hint="places")
@@ -76,36 +79,53 @@ def _compared(r: Rewriter, number: Value, groups: int) -> Value:
 
 def _in_blocks(r: Rewriter, number: Value, groups: int) -> tuple[Value, Value]:
     """Each row's place, and the ends of the groups."""
-    (rows,) = number.type.static_shape
-    block = next(size for most, size in BLOCKS if rows <= most)
-    blocks = -(-rows // block)
-    if rows % block:
-        fill = _constant(r, groups, number)
-        number = r.emit("pad", number, fill, attributes=PadAttributes((0,), (blocks * block - rows,)))
+    (rows,) = number.type.shape
+    block = next(size for limit, size in BLOCKS if most(rows) <= limit)
+    blocks = ceildiv(rows, block)
+    whole = mul(blocks, block)
+    if whole != rows:
+        number = _filled(r, number, whole, groups)
     of_each = _iota(r, (groups + 1, 1, 1), 0, number)
     counted = r.emit("eq", r.reshape(number, (1, blocks, block)), of_each)
     counts = r.reduce("reduce_sum", r.cast(counted, i32), (2,), hint="counts")
-    flat = r.reshape(counts, ((groups + 1) * blocks,))
+    flat = r.reshape(counts, (mul(blocks, groups + 1),))
     upto = r.emit("cumsum", flat, attributes=ScanAttributes(0), hint="upto")
-    whole = (groups + 1, blocks)
-    last = SliceAttributes.of_axes(whole, {0: (0, groups), 1: (blocks - 1, blocks)})
-    ends = r.reshape(r.emit("slice", r.reshape(upto, whole), attributes=last), (groups,))
+    last = SliceAttributes((0, sub(blocks, 1)), (groups, blocks), (1, 1))
+    ends = r.reshape(r.emit("slice", r.reshape(upto, (groups + 1, blocks)), attributes=last), (groups,))
     own, other = r.reshape(number, (blocks, block, 1)), r.reshape(number, (blocks, 1, block))
     here, there = _iota(r, (1, block, 1), 1, number), _iota(r, (1, 1, block), 2, number)
     later = r.emit("logical_and", r.emit("eq", own, other), r.emit("ge", there, here))
     from_it_on = r.reduce("reduce_sum", r.cast(later, i32), (2,), hint="from_it_on")
-    at = r.emit("mul", r.reshape(number, (blocks, block)), _constant(r, blocks, number))
+    at = r.emit("mul", r.reshape(number, (blocks, block)), _extent(r, blocks, number))
     at = r.emit("add", at, _iota(r, (blocks, 1), 0, number))
     end = r.emit("gather", upto, at, attributes=GatherAttributes(0))
-    places = r.reshape(r.emit("sub", end, from_it_on, hint="places"), (blocks * block,))
-    if rows % block:
-        cut = SliceAttributes.of_axes((blocks * block,), {0: (0, rows)})
-        places = r.emit("slice", places, attributes=cut)
+    places = r.reshape(r.emit("sub", end, from_it_on, hint="places"), (whole,))
+    if whole != rows:
+        places = r.emit("slice", places, attributes=SliceAttributes((0,), (rows,), (1,)))
     return places, ends
 
 
-def _iota(r: Rewriter, shape: tuple[int, ...], axis: int, like: Value, dtype: DType = i32) -> Value:
+def _filled(r: Rewriter, number: Value, extent: Dim, fill: int) -> Value:
+    """The numbers up to an extent, with one for all that are beyond."""
+    (rows,) = number.type.shape
+    padding = sub(extent, rows)
+    if isinstance(padding, int):
+        return r.emit("pad", number, _constant(r, fill, number), attributes=PadAttributes((0,), (padding,)))
+    at, count = _iota(r, (extent,), 0, number), _extent(r, rows, number)
+    known = r.emit("minimum", at, r.emit("sub", count, _constant(r, 1, number)))
+    found = r.emit("gather", number, known, attributes=GatherAttributes(0))
+    return r.emit("select", r.emit("lt", at, count), found, _constant(r, fill, number))
+
+
+def _iota(r: Rewriter, shape: tuple[Dim, ...], axis: int, like: Value, dtype: DType = i32) -> Value:
     return r.emit("iota", attributes=IotaAttributes(shape, axis, dtype, like.type.device))
+
+
+def _extent(r: Rewriter, extent: Dim, like: Value) -> Value:
+    """An extent as a number."""
+    if isinstance(extent, int):
+        return _constant(r, extent, like)
+    return r.emit("extent", attributes=ExtentAttributes((extent,), like.type.dtype, like.type.device))
 
 
 def _constant(r: Rewriter, number: int, like: Value) -> Value:

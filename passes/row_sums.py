@@ -7,8 +7,10 @@ some rows that are read, one after another: nothing is added to memory, and a su
 
 from __future__ import annotations
 
-from fusec.ir.attributes import IotaAttributes, SliceAttributes
+from fusec.ir.attributes import ExtentAttributes, IotaAttributes, SliceAttributes
+from fusec.ir.index import mul, product
 from fusec.ir.nodes import Value
+from fusec.ir.types import Dim
 from fusec.passes.rewrite import Rewriter
 
 MOST_TERMS = 32
@@ -17,30 +19,30 @@ MOST_TERMS = 32
 
 def sum_of_known_rows(r: Rewriter, base: Value, places: Value, rows: Value, repeats: int = 1) -> Value | None:
     """``base`` with rows added: row ``i`` at ``places[i // repeats]``; None where it is not known which each has."""
-    count = base.type.static_shape[0]
+    count, total = base.type.shape[0], rows.type.shape[0]
     each = _rows_together(r, places, count)
-    total = rows.type.static_shape[0]
-    if each is None:
+    terms: int = next((n for n in range(1, MOST_TERMS + 1) if mul(count, n) == total), 0)
+    if each is None or not terms or terms % (each * repeats):
         return None
-    each *= repeats
-    if total % (each * count) or total // count > MOST_TERMS:
-        return None
-    rest = rows.type.static_shape[1:]
-    whole = (total // (each * count), count, each, *rest)
+    together = each * repeats
+    rest = rows.type.shape[1:]
+    whole: tuple[Dim, ...] = (terms // together, count, together, *rest)
     spread = r.reshape(rows, whole)
     result = base
-    for before in range(whole[0]):
-        for inside in range(each):
-            cut = SliceAttributes.of_axes(whole, {0: (before, before + 1), 2: (inside, inside + 1)})
+    for before in range(terms // together):
+        for inside in range(together):
+            starts, stops = (before, 0, inside), (before + 1, count, inside + 1)
+            cut = SliceAttributes((*starts, *(0 for _ in rest)), (*stops, *rest), (1,) * len(whole))
             term = r.reshape(r.emit("slice", spread, attributes=cut), (count, *rest))
             result = r.emit("add", result, term, hint="sum")
     return result
 
 
-def _rows_together(r: Rewriter, places: Value, count: int) -> int | None:
+def _rows_together(r: Rewriter, places: Value, count: Dim) -> int | None:
     """The ``each`` of ``places[i] == i // each % count``; None where places are not so."""
-    length = places.type.static_shape[0]
-    each, limit = 1, length
+    length = places.type.shape[0]
+    each: Dim = 1
+    limit: Dim | None = None
     op = r.producer(places)
     if op is not None and op.name == "remainder":
         limit = _number(r, op.operands[1])
@@ -48,13 +50,17 @@ def _rows_together(r: Rewriter, places: Value, count: int) -> int | None:
     if op is not None and op.name == "floordiv":
         each = _number(r, op.operands[1])
         op = r.producer(op.operands[0])
-    if op is None or not isinstance(op.attributes, IotaAttributes) or op.result.type.rank != 1 or each < 1:
+    if op is None or not isinstance(op.attributes, IotaAttributes) or op.result.type.rank != 1:
         return None
-    reached = -(-length // each)
-    return each if limit == count or (limit >= reached and reached <= count) else None
+    if not isinstance(each, int) or each < 1:
+        return None
+    return each if limit == count or (limit is None and mul(count, each) == length) else None
 
 
-def _number(r: Rewriter, value: Value) -> int:
-    """A value that is known; 0 where it is not."""
-    found = r.scalar(value)
-    return found if isinstance(found, int) else 0
+def _number(r: Rewriter, value: Value) -> Dim:
+    """A value that is known, a number or an extent; 0 where it is not."""
+    made = r.producer(value, "extent")
+    if made is not None and isinstance(made.attributes, ExtentAttributes):
+        return product(made.attributes.factors)
+    number = r.scalar(value)
+    return number if isinstance(number, int) else 0

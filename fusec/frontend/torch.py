@@ -96,9 +96,13 @@ def capture(
     try:
         return _capture(f, args, kwargs, device=device, **options)
     except ChosenRowsError:
-        if SAMPLING.get():
+        if SAMPLING.get() and device is None and not _is_on_gpu(args, kwargs, opens):
             raise
     return _capture(f, args, kwargs, device=device, rows=True, **options)
+
+
+def _is_on_gpu(args: Sequence[Any], kwargs: Mapping[str, Any], opens: Opens) -> bool:
+    return any(leaf.device.type == "cuda" for leaf in flatten(args, kwargs, opens)[0])
 
 
 def _capture(

@@ -154,11 +154,16 @@ class Emitter:
     # Values
 
     def constant(self, value: Scalar, dtype: DType, device: str | None = None) -> Value:
-        """A 0-d constant, converted to ``dtype`` as torch converts a Python number."""
+        """A 0-d constant, converted to ``dtype`` as torch converts a Python number.
+
+        While samples of a range are captured each whole number is one of its own: an extent may be equal to another
+        number in one of them.
+        """
         where = device or self.out.device
         converted = convert(value, dtype)
         key = (repr(converted), dtype, where)
-        if key not in self._constants:
+        may_differ = isinstance(value, int) and abs(value) > 1 and SAMPLING.get()
+        if key not in self._constants or may_differ:
             made = self.emit("constant", attributes=ConstantAttributes(converted, dtype, where))
             self._constants[key] = made
             self._constant_values.add(made)

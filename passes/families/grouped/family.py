@@ -26,7 +26,7 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 
 def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
-    found = grouped_candidates(grouped_problem(context), machine.target) if machine.triton else []
+    found = grouped_candidates(grouped_problem(context, machine.extent), machine.target) if machine.triton else []
     return machine.some([*found], "grouped product")
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fusec.errors import LoweringError
 from fusec.ir.attributes import MOST_GROUPS, GroupedDotAttributes
 from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, sub, symbol
-from fusec.ir.indexing import pow2
+from fusec.ir.indexing import last, most, pow2
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i32
 from fusec.passes.families.grouped.operands import operands_of
@@ -27,18 +27,23 @@ from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 _NO_REGISTERS = RegisterTile(0, 0)
 
 
-def grouped_problem(context: LoweringContext) -> GroupedProblem:
-    """What schedules are chosen by. LoweringError for what no kernel multiplies."""
+def grouped_problem(context: LoweringContext, usual: Callable[[Index], int] = most) -> GroupedProblem:
+    """What schedules are chosen by. LoweringError for what no kernel multiplies.
+
+    ``usual`` gives the number to take for rows whose extent is symbolic.
+    """
     dots = context.anchors("grouped_dot")
     rows, matrices, _ = operands_of(dots[0])
     dtype, attributes = rows.type.dtype, dots[0].expect(GroupedDotAttributes)
-    if not all(v.type.is_static for v in dots[0].operands) or not dtype.is_float or dtype.bits > 32:
+    if not all(v.type.is_static for v in dots[0].operands[1:]) or not dtype.is_float or dtype.bits > 32:
         raise LoweringError(f"a grouped product of {rows.type} and {matrices[0].type}")
-    (m, k), groups = rows.type.static_shape, attributes.apart or matrices[0].type.static_shape[0]
+    (m, k), groups = rows.type.shape, attributes.apart or matrices[0].type.static_shape[0]
+    if not isinstance(k, int):
+        raise LoweringError(f"a grouped product of {rows.type}")
     if groups > MOST_GROUPS or not k:
         raise LoweringError(f"a grouped product of {groups} groups, {k} deep")
     n = matrices[0].type.static_shape[-attributes.rhs_contract]
-    return GroupedProblem(m, groups, attributes.sizes, n, k, dtype.bits, len(dots), dtype is f32)
+    return GroupedProblem(usual(m), groups, attributes.sizes, n, k, dtype.bits, len(dots), dtype is f32)
 
 
 def lower_grouped(context: LoweringContext, schedule: GpuGroupedSchedule) -> LoweredGroup:
@@ -53,16 +58,18 @@ class _Grouped:
         self.problem = p = grouped_problem(context)
         self.ops = context.anchors("grouped_dot")
         self.attributes = attributes = self.ops[0].expect(GroupedDotAttributes)
-        self.known = bool(attributes.sizes) and sum(attributes.sizes) == p.rows
+        self.rows = rows = self.ops[0].operands[0].type.shape[0]
+        """How many rows there are."""
+        self.known = bool(attributes.sizes) and sum(attributes.sizes) == rows
         """Whether the groups are all rows; else those behind the last one are a group without a matrix."""
         self.count = p.groups + (not self.known)
         self.column_tiles = -(-p.n // s.n)
-        most = -(-p.rows // s.m) + min(self.count, p.rows)
-        self.i, self.j, self.k = symbol("i", 0, p.rows - 1), symbol("j", 0, p.n - 1), symbol("k", 0, p.k - 1)
+        tiles = -(-most(rows) // s.m) + min(self.count, most(rows))
+        self.i, self.j, self.k = symbol("i", 0, last(rows)), symbol("j", 0, p.n - 1), symbol("k", 0, p.k - 1)
         self.cta = symbol("cta", 0, s.ctas - 1)
-        self.total, self.pid = symbol("total", 0, most), symbol("pid", 0, most * self.column_tiles - 1)
-        self.group, self.first = symbol("group", 0, self.count - 1), symbol("first", 0, p.rows - 1)
-        self.end = symbol("end", 0, p.rows)
+        self.total, self.pid = symbol("total", 0, tiles), symbol("pid", 0, tiles * self.column_tiles - 1)
+        self.group, self.first = symbol("group", 0, self.count - 1), symbol("first", 0, most(rows) - 1)
+        self.end = symbol("end", 0, most(rows))
         self.mi, self.ni = symbol("mi", 0, s.m - 1), symbol("ni", 0, s.n - 1)
         self.ki, self.k0 = symbol("ki", 0, s.k - 1), symbol("k0", 0, p.k - 1)
         self.gi, self.gj = symbol("gi", 0, pow2(self.count) - 1), symbol("gj", 0, pow2(self.count) - 1)
@@ -107,8 +114,8 @@ class _Grouped:
         if self.attributes.sizes:
             return self._of_sizes(lambda group: _at_most(_number(group), _at(self.gi)))
         whole = _apply("eq", _at(self.gi), _number(self.problem.groups), bool_)
-        last = self.problem.groups - 1
-        return Apply("select", (whole, _number(self.problem.rows), self._end_of(minimum(self.gi, last))), i32)
+        end = self._end_of(minimum(self.gi, self.problem.groups - 1))
+        return Apply("select", (whole, self._all(), end), i32)
 
     def _start(self) -> ScalarExpr:
         """The end of the group before."""
@@ -120,15 +127,19 @@ class _Grouped:
         """Where a group ends by the data, within the rows."""
         end = self.context.inliner.at(operands_of(self.ops[0]).ends[0], (group,))
         end = end if end.dtype is i32 else Apply("cast", (end,), i32)
-        return _apply("minimum", _apply("maximum", end, _number(0)), _number(self.problem.rows))
+        return _apply("minimum", _apply("maximum", end, _number(0)), self._all())
+
+    def _all(self) -> ScalarExpr:
+        """How many rows there are."""
+        return IndexValue(self.rows, i32)
 
     def _of_sizes(self, condition: Callable[[int], ScalarExpr]) -> ScalarExpr:
         """The sum of the sizes of the groups for which a condition holds."""
         total: ScalarExpr = _number(0)
-        rest = () if self.known else (self.problem.rows - sum(self.attributes.sizes),)
+        rest = () if self.known else (sub(self.rows, sum(self.attributes.sizes)),)
         for group, size in enumerate((*self.attributes.sizes, *rest)):
-            if size:
-                total = _apply("add", total, self._where(condition(group), _number(size)))
+            if size != 0:
+                total = _apply("add", total, self._where(condition(group), IndexValue(size, i32)))
         return total
 
     def _count(self) -> ScalarExpr:
@@ -174,7 +185,7 @@ class _Grouped:
 
     def _multiply(self, column0: Index) -> list[Statement]:
         s, p = self.schedule, self.problem
-        rows = Iter(self.mi, s.m, sub(p.rows, self.first))
+        rows = Iter(self.mi, s.m, sub(self.rows, self.first))
         columns = Iter(self.ni, s.n, None if p.n % s.n == 0 else sub(p.n, column0))
         depth = Iter(self.ki, s.k, None if p.k % s.k == 0 else sub(p.k, self.k0))
         shift: dict[Symbol, Index] = {

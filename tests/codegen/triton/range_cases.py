@@ -58,6 +58,17 @@ def causal(q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(s, -1) @ v
 
 
+def experts(x: Any, s: Any, w: Any, v: Any) -> Any:
+    """Rows by expert, of which the values of ``s`` name two for each."""
+    rows, scores = x.reshape(-1, x.shape[-1]), s.reshape(-1, s.shape[-1])
+    index = (scores[:, :2] > 0).long() + (scores[:, 1:] > 0.3).long()
+    out = torch.zeros_like(rows)
+    for e in range(len(w)):
+        row, slot = torch.where(index == e)
+        out.index_add_(0, row, F.silu(rows[row] @ w[e].T) @ v[e].T * scores[row, slot, None] * 0.1)
+    return out
+
+
 QKV = (("B", 4, "S", 64),) * 3
 CASES: dict[str, tuple[Function, Shapes]] = {
     "map": (scaled, (("B", "S", 24),)),
@@ -73,6 +84,7 @@ CASES: dict[str, tuple[Function, Shapes]] = {
     "sum along a symbol": (transposed_product, (("B", "S", 64), ("B", "S", 48))),
     "attention": (full, QKV),
     "causal attention": (causal, QKV),
+    "experts": (experts, (("B", "S", 16), ("B", "S", 3), (3, 16, 16), (3, 16, 16))),
     "few queries": (full, (("B", 4, 1, 64), ("B", 4, "S", 64), ("B", 4, "S", 64))),
 }
 EXTENTS = ((1, 2), (1, 300), (2, 3), (3, 65), (5, 128), (8, 301), (7, 2))
