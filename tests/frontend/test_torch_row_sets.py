@@ -14,6 +14,7 @@ from torch import Tensor
 import fusec
 from fusec.errors import DataDependentError
 from fusec.frontend.torch import capture
+from fusec.runtime.program import Call
 
 T, D, H, E, K = 12, 8, 6, 4, 2
 Function = Callable[..., Any]
@@ -207,6 +208,26 @@ def test_one_set_of_rows() -> None:
 
     x, _, p, *_ = arguments()
     follows(f, x, p)
+
+
+@pytest.mark.parametrize("f", LOOPS, ids=lambda f: f.__name__)
+def test_for_a_gpu_no_library_is_called(f: Function) -> None:
+    graph = capture(f, arguments(dtype=torch.bfloat16), {}, device="cuda").graph
+    program = fusec.lower(graph, "cuda:sm_90").program
+    assert [step for step in program.steps if isinstance(step, Call)] == []
+    assert [report.kind for report in program.reports].count("grouped") == 2
+
+
+def test_ranges_for_a_gpu() -> None:
+    """Ahead of time; on CPUs each number of tokens has a program of its own."""
+    specs = [fusec.TensorSpec(shape, "float32") for shape in (("N", D), ("N", K), (E, H, D), (E, D, H))]
+
+    def f(x: Tensor, s: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return by_where(x, (s > 0).long() + (s > 1), s, w, v)
+
+    made = fusec.compile(f, *specs, dims={"N": (1, 9000)}, target="cuda:sm_90", cache=False, library="torch")
+    kinds = [made.specialised({"N": n}).executable.program.reports for n in (1, 7, 9000)]
+    assert all([r.kind for r in reports].count("grouped") == 2 for reports in kinds)
 
 
 # What only the chosen rows tell
