@@ -33,7 +33,7 @@ from fusec.ir.index import mul, product
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, i64
 from fusec.passes.dce import dce
-from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 from fusec.passes.row_order import rows_by_group
 from fusec.passes.row_sums import sum_of_known_rows
 
@@ -74,15 +74,20 @@ def group_by_expert(graph: Graph, *, gpu: bool = False) -> Graph:
                 "data chooses rows, and it is not seen that each has one expert at most and that experts are alike",
                 op.location,
             )
-    return rewrite(graph, (sum_of_all_rows,)) if left else graph
+    return rewrite(graph, (_sums_of_all_rows(gpu),)) if left else graph
 
 
-@rule("scatter_add_where")
-def sum_of_all_rows(r: Rewriter) -> Outcome:
-    """scatter_add_where(x, t, v, m) ⇒ scatter_add(x, t, select(m, v, -0.0))"""
-    base, index, value, mask = r.operands
-    has = r.reshape(mask, (*mask.type.shape, *(1 for _ in range(value.type.rank - 1))))
-    return _added(r, base, index, _or_nothing(r, has, value))
+def _sums_of_all_rows(gpu: bool) -> Rule:
+    @rule("scatter_add_where")
+    def sum_of_all_rows(r: Rewriter) -> Outcome:
+        """scatter_add_where(x, t, v, m) ⇒ scatter_add(x, t, select(m, v, -0.0))"""
+        base, index, value, mask = r.operands
+        has = r.reshape(mask, (*mask.type.shape, *(1 for _ in range(value.type.rank - 1))))
+        own = _or_nothing(r, has, value)
+        known = sum_of_known_rows(r, base, index, own) if gpu else None
+        return known if known is not None else _added(r, base, index, own)
+
+    return sum_of_all_rows
 
 
 def _multiplies(producers: Mapping[Value, Op], value: Value) -> bool:

@@ -133,7 +133,10 @@ def test_experts_that_are_there_twice_or_not_at_all(f: Function, index: Any, gpu
     np.testing.assert_allclose(interpret(after, args)[0], interpret(before, args)[0], rtol=2e-5, atol=2e-5)
 
 
-def test_a_sum_without_products_is_of_all_candidates() -> None:
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+def test_a_sum_without_products_is_of_all_candidates(gpu: bool) -> None:
+    """On a GPU it is a map: a row has one term."""
+
     def f(x: Any, p: Any) -> Any:
         out, mask = torch.zeros_like(x), p[:, 0] > 0
         out[mask] += x[mask].exp()
@@ -141,8 +144,10 @@ def test_a_sum_without_products_is_of_all_candidates() -> None:
 
     x, _, p, *_ = arguments()
     before = canonical(f, x, p)
-    after = group_by_expert(before)
-    assert {op.name for op in after.ops}.isdisjoint({"scatter_add_where", "extern"})
+    after = group_by_expert(before, gpu=gpu)
+    names = {op.name for op in after.ops}
+    assert names.isdisjoint({"scatter_add_where", "extern"})
+    assert ("scatter_add" in names) is not gpu
     args = [x.numpy(), p.numpy()]
     np.testing.assert_allclose(interpret(after, args)[0], interpret(before, args)[0])
 
