@@ -11,7 +11,7 @@ added to it where they lie among the sorted ones: what follows the last product 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import UnsupportedOpError
@@ -54,7 +54,7 @@ def group_by_expert(graph: Graph, *, gpu: bool = False) -> Graph:
     sums = [op for op in graph.ops if op.name == "scatter_add_where"]
     went_on = {op.operands[0] for op in sums if producers.get(op.operands[0]) in sums}
     inner = {value for value in went_on if len(uses[value]) == 1 and value not in outputs}
-    multiplied = {op.result for op in sums if _multiplies(producers, op.operands[2])}
+    multiplied = {op.result for op in sums if _multiplies(producers.get, op.operands[2])}
 
     @rule("scatter_add_where")
     def rows_by_expert(r: Rewriter) -> Outcome:
@@ -69,7 +69,7 @@ def group_by_expert(graph: Graph, *, gpu: bool = False) -> Graph:
     left = [op for op in graph.ops if op.name == "scatter_add_where"]
     producers = graph.producers()
     for op in left:
-        if len(left) > MOST_SUMS or _multiplies(producers, op.operands[2]):
+        if len(left) > MOST_SUMS or _multiplies(producers.get, op.operands[2]):
             raise UnsupportedOpError(
                 "data chooses rows, and it is not seen that each has one expert at most and that experts are alike",
                 op.location,
@@ -90,11 +90,11 @@ def _sums_of_all_rows(gpu: bool) -> Rule:
     return sum_of_all_rows
 
 
-def _multiplies(producers: Mapping[Value, Op], value: Value) -> bool:
+def _multiplies(producer: Callable[[Value], Op | None], value: Value) -> bool:
     """Whether a value is made of products: of all candidates they may take far longer than of those that are chosen."""
     seen, found = set[Op](), [value]
     while found:
-        made = producers.get(found.pop())
+        made = producer(found.pop())
         if made is None or made in seen:
             continue
         if made.definition.kind in ("dot", "extern"):
@@ -312,7 +312,7 @@ class _Experts:
 
     def _lifted(self, parts: Parts, given: bool) -> Value:
         first = parts[0]
-        if all(v is first for v in parts):
+        if all(v is first for v in parts) and (len(parts) > 1 or not self._is_of_products(first)):
             return self._picked(first, given=given)
         makers = self._alike(parts)
         op = makers[0]
@@ -339,6 +339,10 @@ class _Experts:
             rows = self._lift(_operand(makers, 0), given=given)
             return self.r.broadcast(rows, (self.rows, *op.result.type.shape[1:]))
         raise _Differs
+
+    def _is_of_products(self, value: Value) -> bool:
+        """Whether a value of a loop of one step is made of products; rows that are found by a position are not."""
+        return self.r.producer(value, "gather") is None and _multiplies(self.r.producer, value)
 
     def _alike(self, parts: Parts) -> list[Op]:
         makers = [op for v in parts if (op := self.r.producer(v)) is not None]
@@ -394,7 +398,7 @@ class _Experts:
         if not plain or attributes.lhs_batch:
             raise _Differs
         right = _operand(makers, 1)
-        if all(v is matrix for v in right):
+        if all(v is matrix for v in right) and len(right) > 1:
             return self.r.emit("dot", self._lift(_operand(makers, 0), given=given), matrix, attributes=attributes)
         if given:
             assert self.places is not None

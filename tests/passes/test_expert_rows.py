@@ -133,6 +133,34 @@ def test_experts_that_are_there_twice_or_not_at_all(f: Function, index: Any, gpu
     np.testing.assert_allclose(interpret(after, args)[0], interpret(before, args)[0], rtol=2e-5, atol=2e-5)
 
 
+def steps_that_read_sums(x: Any, i: Any, p: Any, w: Any, v: Any) -> Any:
+    out = x.clone()
+    for e in range(E):
+        tok, slot = torch.where(i == e)
+        out.index_add_(0, tok, F.silu(out[tok] @ w[e].T) @ v[e].T * p[tok, slot, None])
+    return out
+
+
+def one_mask(x: Any, i: Any, p: Any, w: Any, v: Any) -> Any:
+    out, mask = x.clone(), i[:, 0] == 1
+    out[mask] += F.silu(x[mask] @ w[0].T) @ v[0].T
+    return out
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(("f", "products"), [(steps_that_read_sums, 2 * E), (one_mask, 2)])
+def test_chosen_rows_alone_are_multiplied(f: Function, products: int, gpu: bool) -> None:
+    """Where steps are no loop over experts, too: each is sorted by itself."""
+    before = canonical(f, *arguments())
+    after = group_by_expert(before, gpu=gpu)
+    verify(after)
+    names = [op.name for op in after.ops]
+    assert names.count("grouped_dot") == products
+    assert "dot" not in names
+    args = [t.numpy() for t in arguments()]
+    np.testing.assert_allclose(interpret(after, args)[0], interpret(before, args)[0], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 def test_a_sum_without_products_is_of_all_candidates(gpu: bool) -> None:
     """On a GPU it is a map: a row has one term."""
