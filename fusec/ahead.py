@@ -18,8 +18,9 @@ from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.frontend.plain import same_array
 from fusec.ir.graph import Graph
-from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.index import Index, Symbol, product, symbol
 from fusec.ir.indexing import most
+from fusec.runtime.dynamic import SizeClass
 from fusec.runtime.structure import Result, result_of
 from fusec.specs import TensorSpec, checked_range, example
 
@@ -30,6 +31,9 @@ Conditions = Callable[[Bindings, Ranges], None]
 SIZES = (64, 1024)
 """Products of extents up to which a GPU has kernels scheduled for them. A bf16 linear layer with gelu, 768 to 3072, for
 16 times 512 tokens at most, on an H200: 2 times 64 of them take 13.4 µs in kernels for the most, 4.2 in their own."""
+
+AT_CALLS = (64, 256, 1024, 4096)
+"""Rows of matmuls up to which a GPU has kernels scheduled for them, where these are made when calls want them."""
 
 _CONTRACTIONS = frozenset({"dot", "linear", "matmul", "einsum", "sdpa"})
 
@@ -70,6 +74,28 @@ def in_sizes(piece: Piece) -> list[Piece]:
     if not any(op.name in _CONTRACTIONS for op in piece.graph.ops):
         return [piece]
     return [*(replace(piece, upto=n) for n in SIZES if least < n < largest), piece]
+
+
+def size_classes(graph: Graph, symbols: Sequence[Symbol]) -> list[SizeClass]:
+    """The sizes for which calls get kernels of their own, on a GPU where there are matmuls: by the rows of these."""
+    ranges = {s.name: (s.lo or 1, most(s)) for s in symbols}
+    largest, rows = (SizeClass(None, {}),), _rows(graph, symbols)
+    if not rows or all(v.type.device == "cpu" for v in graph.inputs):
+        return [*largest]
+    least, top = (prod(ends[k] for ends in ranges.values()) for k in (0, 1))
+    ends = sorted({max(n // rows, 1) for n in AT_CALLS})
+    return [*(SizeClass(n, usual_extents(ranges, n)) for n in ends if least < n < top), *largest]
+
+
+def _rows(graph: Graph, symbols: Sequence[Symbol]) -> int:
+    """How many rows most matmuls have for each one of the product of the symbols; 0 where none has symbolic rows."""
+    size = prod(map(most, symbols))
+    found = [
+        -(-most(product(op.result.type.shape[:-1])) // size)
+        for op in graph.ops
+        if op.name in _CONTRACTIONS and not op.result.type.is_static
+    ]
+    return sorted(found)[len(found) // 2] if found else 0
 
 
 def ranges_of(specs: Sequence[TensorSpec], given: Mapping[str, object] | None) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Any, Literal, TypeVar, overload
 
 from fusec import config, loading
-from fusec.ahead import for_range, ranges_of
+from fusec.ahead import for_range, ranges_of, size_classes
 from fusec.arguments import called, capturing, devices_in, examples, is_argument, plain
 from fusec.build import Options, Tune, checked, compile_with, kernel_source, run_passes, target_of
 from fusec.calibrated import calibration_of
@@ -200,7 +200,7 @@ class _Dispatchers:
             function,
             compile=compile_with(self.options, self.graph),
             fallback=self.fallback,
-            general=Generality(for_range, extents=self.extents, integers=True),
+            general=Generality(for_range, extents=self.extents, integers=True, classes=size_classes),
             static=self.static,
             require=functools.partial(require_target, self.options.target),
             telling=self._telling,

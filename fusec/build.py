@@ -92,6 +92,7 @@ class Built:
     stopped: bool = False
 
 
+_NONE: Mapping[str, int] = MappingProxyType({})
 _built: weakref.WeakValueDictionary[str, Built] = weakref.WeakValueDictionary()
 _locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _table_lock = threading.Lock()
@@ -140,9 +141,15 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     return known
 
 
-def compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:
-    """What compiles captures with these options. ``graph``: kernels are replayed as one CUDA graph."""
-    return lambda capture: replace(build(capture.graph, capture.library, options).executable, graph=graph)
+def compile_with(options: Options, graph: bool = False) -> Callable[..., Executable]:
+    """What compiles captures with these options, for the usual extents that are given besides. ``graph``: kernels are
+    replayed as one CUDA graph."""
+
+    def compile(capture: Capture, usual: Mapping[str, int] = _NONE) -> Executable:
+        here = replace(options, usual=tuple(sorted(usual.items()))) if usual else options
+        return replace(build(capture.graph, capture.library, here).executable, graph=graph)
+
+    return compile
 
 
 def _build_for_host(graph: Graph, target: str, options: Options) -> Built:

@@ -7,14 +7,14 @@ tensor maps, numbers of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from fusec.c_gpu_text import GPU
 from fusec.c_pieces import Code, Piece, Weights, name_of, spell_c, sums
 from fusec.codegen.launches import Launched
 from fusec.compiled import CompiledFunction
-from fusec.ir.index import Index, Symbol
+from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.indexing import substitute
 from fusec.runtime.host import HostExecutable
 from fusec.runtime.launch import DeviceKernel, TensorMap
@@ -111,17 +111,20 @@ class GpuPiece(Piece):
                     yield f"    static const unsigned char b{k}[] = {{{', '.join(map(str, parameter))}}};"
                     pointers.append(f"(void *)b{k}")
                 case TensorMap():
-                    yield from _encode(k, parameter)
+                    yield from _encode(k, parameter, known)
                     pointers.append(f"m{k}")
+                case Expr():
+                    yield f"    int64_t e{k} = {spell_c(substitute(parameter, known))};"
+                    pointers.append(f"&e{k}")
         yield f"    void *p[] = {{{', '.join(pointers) or 'NULL'}}};"
         function = f"model->kernels_{self.number}[{self.loaded.index(kernel)}]"
         launch = f"{x}, {y}, {z}, {kernel.threads}, {kernel.shared}, {int(kernel.overlaps)}"
         yield f"    if (status == FUSEC_OK) status = fusec_launch(gpu, {function}, {launch}, stream, p);"
 
 
-def _encode(number: int, t: TensorMap) -> Iterator[str]:
-    """Lines that make a parameter of tensor maps."""
-    arrays = {
+def _encode(number: int, t: TensorMap, known: Mapping[Symbol, Index]) -> Iterator[str]:
+    """Lines that make a parameter of tensor maps. ``known``: the kernel's sizes as the function names them."""
+    arrays: dict[str, tuple[str, Sequence[Index]]] = {
         "sizes": ("uint64_t", t.sizes),
         "strides": ("uint64_t", t.strides),
         "box": ("uint32_t", t.box),
@@ -130,7 +133,9 @@ def _encode(number: int, t: TensorMap) -> Iterator[str]:
     }
     yield f"    fusec_map m{number}[{t.count}];"
     for name, (kind, values) in arrays.items():
-        yield f"    static const {kind} {name}{number}[] = {{{', '.join(map(str, values)) or '0'}}};"
+        constant = "static const" if all(isinstance(n, int) for n in values) else "const"
+        spelled = ", ".join(str(n) if isinstance(n, int) else spell_c(substitute(n, known)) for n in values)
+        yield f"    {constant} {kind} {name}{number}[] = {{{spelled or '0'}}};"
     windows = f"low{number}, high{number}" if t.low else "NULL, NULL"
     yield f"    for (int i = 0; i < {t.count} && status == FUSEC_OK; i++)"
     yield (

@@ -17,18 +17,20 @@ import torch
 from torch import fx
 
 from fusec import config
-from fusec.ahead import for_range
-from fusec.build import Options, build, run_passes, target_of
+from fusec.ahead import for_range, size_classes
+from fusec.build import Options, compile_with, run_passes, target_of
 from fusec.checks import require_target
 from fusec.errors import DimensionError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
 from fusec.frontend.torch_modes import without_onlookers
+from fusec.ir.index import Symbol
 from fusec.report import explain_program, predicted_seconds
 from fusec.runtime.dispatch import Dispatcher
-from fusec.runtime.dynamic import Generality
+from fusec.runtime.dynamic import CaptureAt, Conditions, Generality
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import fault_reason, is_capture_fault
+from fusec.runtime.plan import Compile
 from fusec.runtime.telling import Telling
 from fusec.torch_symbols import SizedGraph, sizes_of
 
@@ -113,7 +115,7 @@ class CompiledGraph:
 
     def _part(self, module: fx.GraphModule) -> Callable[..., Any]:
         module.meta["fusec_name"] = self.name if not self.parts else f"{self.name}_{len(self.parts)}"
-        compile_capture = partial(_compile, options=self.options.build)
+        compile_capture = compile_with(self.options.build)
         try:
             sizes = sizes_of(module)
         except DimensionError as error:
@@ -128,7 +130,7 @@ class CompiledGraph:
         self.parts.append(part)
         return lambda args: part(args, {})
 
-    def _sized_part(self, graph: SizedGraph, compile_capture: Callable[[Capture], Executable]) -> Callable[..., Any]:
+    def _sized_part(self, graph: SizedGraph, compile_capture: Compile) -> Callable[..., Any]:
         """A graph with symbolic sizes, compiled for ranges of them where that can be, else for each size."""
         sizes, together = graph.sizes, graph.together
         part = Dispatcher(
@@ -136,7 +138,7 @@ class CompiledGraph:
             compile_capture,
             name=self.name,
             capture=_capture_sized,
-            general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), "sampled", False),
+            general=Generality(_for_range, "sampled", False, size_classes),
             openings=sizes.openings,
             require=_require,
             telling=self.telling,
@@ -192,7 +194,7 @@ class CompiledGraph:
         try:
             examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in noted]
             capture = capture_graph(self.module, examples, {})
-            program = _compile(capture, self.options.build).program
+            program = compile_with(self.options.build)(capture).program
         except Exception as error:  # its first call compiles it in parts
             return f"{self.name} is not compiled in one piece: {error}\n"
         return explain_program(program, capture.notes, owned=self.kind == "backward")
@@ -243,8 +245,9 @@ def _capture_sized(
     return replace(capture, rebuild=lambda outputs: graph.without(rebuild(outputs)))
 
 
-def _compile(capture: Capture, options: Options) -> Executable:
-    return build(capture.graph, "torch", options).executable
+def _for_range(capture_at: CaptureAt, symbols: Sequence[Symbol], conditions: Conditions | None) -> Capture:
+    """Dynamo's guards hold at each call: no conditions are asked."""
+    return for_range(capture_at, symbols)
 
 
 # Telling

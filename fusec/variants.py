@@ -70,7 +70,7 @@ class Variants:
         """What tells whether the function asks anything of extents beside the samples; None where the library can't."""
         if self.library != "torch":
             return None
-        arguments = [(spec.shape, dtype_of(spec.dtype)) for spec in self.specs]
+        arguments = [(spec.shape, dtype_of(spec.dtype), spec.device) for spec in self.specs]
 
         def conditions(extents: Bindings, ranges: Ranges) -> None:
             from fusec.frontend.torch_sizes import check_conditions

@@ -93,18 +93,14 @@ class GpuSelector:
         return sum(found) - (len(found) - 1) * (rates.launch - rates.follow)
 
     def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
-        """Schedules for a group, best predicted first. LoweringError when no family fits."""
+        """Schedules for a group, best predicted first: none below a launch, and memory that gives and takes everything
+        once. LoweringError when no family fits."""
         unknown = next((v for v in values_of(context) if v.type.dtype.kind == "complex"), None)
         if unknown is not None:
             raise LoweringError(f"{unknown} is {unknown.type.dtype}: no GPU kernel computes complex numbers")
         machine = GpuMachine(self.target, self.cuda, self.triton, self.usual, self.calls)
-        floor = self._floor(context)
+        floor = self.target.rates.launch + self.target.rates.moved(*machine.moved(context))
         return [_at_least(s, floor) for s in family_of(context.op).gpu.candidates(context, machine)]
-
-    def _floor(self, context: LoweringContext) -> float:
-        """Seconds below which no kernel of a group stays: a launch, and memory that gives and takes everything once."""
-        written = sum(v.type.most_bytes for v in context.body.outputs)
-        return self.target.rates.launch + self.target.rates.moved(bytes_read(context.body), written)
 
     def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule. LoweringError where all of them are refused."""

@@ -7,6 +7,8 @@ from fusec.codegen.cuda.attention_plan import AttentionPlan
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
+from fusec.ir.index import Index, minimum, mul
+from fusec.ir.indexing import ceildiv
 from fusec.target.gpu import GpuTarget
 from fusec.tile.attention import fetched
 from fusec.tile.fetch import fetch_of
@@ -71,6 +73,7 @@ class _Emitter(AttentionPlan):
             tensor_maps=tuple(m.map for m in self.maps),
             shapes=tuple(sorted({nest.key.extent, self.values})),
             aligned=True,
+            sizes=kernel.sizes,
         )
 
     # What is moved
@@ -113,9 +116,9 @@ class _Emitter(AttentionPlan):
         )
         self.writer.line()
 
-    def _blocks(self) -> int:
-        every = self.heads * self.blocks
-        return min(self.target.sms, self.heads * -(-self.blocks // 2)) if self.pipeline.persistent else every
+    def _blocks(self) -> Index:
+        pairs = mul(self.heads, ceildiv(self.blocks, 2))
+        return minimum(self.target.sms, pairs) if self.pipeline.persistent else mul(self.heads, self.blocks)
 
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.score_plan import SCORE_NAMES, ScorePlan
 from fusec.codegen.cuda.spelling import literal
-from fusec.ir.index import symbols_of
+from fusec.ir.index import product, symbols_of
+from fusec.ir.indexing import most
 from fusec.ir.types import f32
 from fusec.tile.attention import columns_of
 from fusec.tile.kernel import Kernel
@@ -18,7 +18,7 @@ from fusec.tile.templates import AttentionNest
 
 _OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head query_block first whole part
 last finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded
-kMaskedBefore kMaskedAfter"""
+kMaskedBefore kMaskedAfter heads blocks"""
 
 
 class AttentionPlan(PlanWriter):
@@ -34,7 +34,8 @@ class AttentionPlan(PlanWriter):
         accumulators = {nest.mean: "values[{}]"}
         super().__init__(kernel, taken, nest.query, nest.value, nest.stores, accumulators, pairs=pairs)
         self.depth, self.values = columns_of(nest.depth), columns_of(nest.value)
-        self.heads, self.blocks = prod(i.extent for i in nest.heads), nest.query_block.extent
+        self.heads, self.blocks = product(i.count for i in nest.heads), nest.query_block.count
+        self.sized = not (isinstance(self.heads, int) and isinstance(self.blocks, int))
         self.symbols |= {nest.first_key: "first_key", nest.key.var: "offset", nest.query_block.var: "query_block"}
         for head in nest.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
@@ -52,7 +53,8 @@ class AttentionPlan(PlanWriter):
         line(f"using Type = fusec::{nest.queries.dtype.name};")
         line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {nest.key.extent};")
         line(f"static constexpr int {sizes}, kStages = {self.kernel.stages};")
-        line(f"static constexpr int kHeads = {self.heads}, kBlocks = {self.blocks};")
+        heads, blocks = (-1, -1) if self.sized else (self.heads, self.blocks)
+        line(f"static constexpr int kHeads = {heads}, kBlocks = {blocks};")
         line(f"static constexpr bool {', '.join(f'{k} = {str(v).lower()}' for k, v in flags.items())};")
         line(f"static constexpr float kScale = {literal(self.scores.scale, f32)};")
 
@@ -68,14 +70,18 @@ class AttentionPlan(PlanWriter):
         line(f"int first, whole, part, last{f', {rows}' if rows else ''};")
         self.scores.members()
         line()
-        group = min(side_by_side, self.heads) if self._uneven() else 0
+        if self.sized:
+            for name, count in (("heads", self.heads), ("blocks", self.blocks)):
+                line(f"int {name}() const {{ return {bare(self.index(count))}; }}")
+        group = min(side_by_side, most(self.heads)) if self._uneven() else 0
         with self.writer.block("void begin(int block)"):
-            line(f"const HeadAndBlock at = head_and_block<kHeads, kBlocks, {group}>(block);")
+            found = f"<{group}>(block, heads(), blocks())" if self.sized else f"<kHeads, kBlocks, {group}>(block)"
+            line(f"const HeadAndBlock at = head_and_block{found};")
             line("query_block = at.query_block;")
-            step = self.heads
-            for i in heads:
-                step //= i.extent
-                line(f"{self.symbols[i.var]} = at.head{f' / {step}' if step > 1 else ''} % {i.extent};")
+            for number, i in enumerate(heads):
+                step = product(behind.count for behind in heads[number + 1 :])
+                divided = f" / {self.index(step)}" if step != 1 else ""
+                line(f"{self.symbols[i.var]} = at.head{divided} % {self.index(i.count)};")
             loops = nest.loops
             ends = (loops[0].start, loops[nest.whole].start, loops[nest.whole].stop, loops[-1].stop)
             for name, end in zip(("first", "whole", "part", "last"), ends, strict=True):

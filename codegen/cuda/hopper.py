@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from fusec.codegen.cuda.deferred import DeferredEpilogue, deferred_epilogue, whole_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
+from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type, register_type
 from fusec.errors import LoweringError
-from fusec.ir.index import floordiv, mul
-from fusec.ir.indexing import round_up
+from fusec.ir.index import Index, add, floordiv, mul, product, sub
+from fusec.ir.indexing import ceildiv, most, round_up
 from fusec.ir.types import DType
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
@@ -29,8 +30,9 @@ _SWIZZLED_ROWS = 8
 """Rows of a box after which the swizzle begins anew."""
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
-_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred
-early of_column of_point of_beside fusec plan Type Early Column Point Beside TensorMap Barrier gemm split_gemm"""
+_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred early
+row_tiles batches of_column of_point of_beside fusec plan Type Early Column Point Beside TensorMap
+Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
@@ -72,6 +74,7 @@ class _Emitter(PlanWriter):
         beside = self._beside(outputs)
         self._constants(a, b, len(staged), beside is not None)
         self.members()
+        self._count_members()
         if windows is not None:
             self._fetch_windows(a, windows)
         else:
@@ -96,6 +99,7 @@ class _Emitter(PlanWriter):
             shapes=(self.n.extent * len(self.nest.sums) // p.parts,),
             aligned=True,
             overlaps=True,
+            sizes=kernel.sizes,
         )
 
     def _deferred(self) -> DeferredEpilogue | None:
@@ -166,7 +170,7 @@ class _Emitter(PlanWriter):
         if fetch is None or fetch.transposed:
             return None
         box: tuple[int, ...] = (BOX, BOX)
-        if self.n.extent % BOX and fetch.shape[-1] > self.n.extent:
+        if self.n.extent % BOX and most(fetch.shape[-1]) > self.n.extent:
             fetch, box = self._with_tiles(fetch), (BOX, 1, BOX)
             if fetch is None:
                 return None
@@ -174,14 +178,14 @@ class _Emitter(PlanWriter):
 
     def _with_tiles(self, fetch: Fetch) -> Fetch | None:
         """With an axis for the column tiles, so that boxes end with their tile; None where tiles are not whole."""
-        wide, along = self.n.extent, fetch.coordinates[-1]
+        wide, along, columns = self.n.extent, fetch.coordinates[-1], fetch.shape[-1]
         tile = floordiv(along, wide)
-        whole = fetch.shape[-1] % wide == 0 and along == mul(tile, wide)
+        whole = isinstance(columns, int) and columns % wide == 0 and along == mul(tile, wide)
         if not whole or len(fetch.shape) == MAX_RANK or wide * 2 % 16:
             return None
         return replace(
             fetch,
-            shape=(*fetch.shape[:-1], fetch.shape[-1] // wide, wide),
+            shape=(*fetch.shape[:-1], floordiv(columns, wide), wide),
             strides=(*fetch.strides[:-1], wide, 1),
             block=(*fetch.block[:-1], 1, wide),
             coordinates=(*fetch.coordinates[:-1], tile, 0),
@@ -218,9 +222,21 @@ class _Emitter(PlanWriter):
         line(f"static constexpr bool {flag('kFetches', fetches)};")
         line(f"static constexpr int kDeferred = {self.cut.words if self.cut else 0}, kPromotes = {p.promotes};")
         line(f"static constexpr int kParts = {p.parts};")
-        counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
+        batches, rows = self._counts()
+        known = (n if isinstance(n, int) else -1 for n in (batches, rows))
+        counts = (*known, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()
+
+    def _counts(self) -> tuple[Index, Index]:
+        """Batches and rows of tiles."""
+        return self.nest.batch.count, self.nest.row_tiles.count
+
+    def _count_members(self) -> None:
+        """Those that the kernel's sizes say."""
+        for name, count in zip(("batches", "row_tiles"), self._counts(), strict=True):
+            if not isinstance(count, int):
+                self.writer.line(f"int {name}() const {{ return {bare(self.index(count))}; }}")
 
     def _fetches(self, name: str, parameters: str, moved: list[Moved], free: Iter) -> None:
         line = self.writer.line
@@ -347,18 +363,18 @@ class _Emitter(PlanWriter):
 
     # The whole
 
-    def _blocks(self) -> int:
+    def _blocks(self) -> Index:
         """The fewest, in whole clusters, that are done as early as all that run at once would be: others only take
         power from them."""
         p = self.pipeline
         cluster = p.cluster_m * p.cluster_n
-        nest = self.nest
-        rows, columns = -(-nest.row_tiles.extent // p.cluster_m), -(-nest.column_tiles.extent // p.cluster_n)
-        tiles, most = rows * columns * nest.batch.extent, self.target.sms // cluster
+        batches, row_tiles = self._counts()
+        rows, columns = ceildiv(row_tiles, p.cluster_m), -(-self.nest.column_tiles.extent // p.cluster_n)
+        tiles, together = product((rows, columns, batches)), self.target.sms // cluster
         if p.split > 1:
-            return tiles * p.split
-        waves = -(-tiles // most)
-        return cluster * -(-tiles // waves) if tiles else 0
+            return mul(tiles, p.split)
+        waves = ceildiv(tiles, together)
+        return mul(floordiv(add(tiles, sub(waves, 1)), waves), cluster) if tiles != 0 else 0
 
     def _shared(self, staged: int) -> int:
         """Bytes, as ``Layout`` in ``gemm.cuh`` counts them."""

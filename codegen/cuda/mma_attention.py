@@ -11,7 +11,7 @@ from fusec.codegen.cuda.rows import InRows, in_rows
 from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, sub, symbol
+from fusec.ir.index import Index, Symbol, mul, sub, symbol
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store
@@ -72,7 +72,7 @@ class _Emitter(AttentionPlan):
             kernel.name,
             self.text("mma_attention.cuh", "mma_attention", 32 * kernel.warps, together=self.together),
             tuple(x.dtype.name for x in kernel.parameters),
-            (self.heads * self.blocks, 1, 1),
+            (mul(self.heads, self.blocks), 1, 1),
             32 * kernel.warps,
             self._shared(),
             aligned=self.vectors,

@@ -14,6 +14,7 @@ from fusec.codegen.cuda.nvrtc import Cubin
 from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.launches import Launched
+from fusec.codegen.sizes import indices_from_json, indices_to_json, record_of, sizes_from_json, sizes_to_json
 from fusec.errors import ArtifactError
 from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget, target_of_record
@@ -66,7 +67,7 @@ class CudaModule(Launched):
         record = {
             "target": asdict(self.target),
             "arch": self.text.arch,
-            "kernels": [asdict(k) for k in self.text.kernels],
+            "kernels": [_kernel_to(k) for k in self.text.kernels],
             "cubins": {n: [base64.b64encode(c.code).decode(), c.log] for n, c in self.cubins.items()},
         }
         return MAGIC + json.dumps(record).encode()
@@ -86,13 +87,28 @@ class CudaModule(Launched):
         return cls(target, text, cubins)
 
 
+def _kernel_to(kernel: KernelSource) -> dict[str, Any]:
+    maps = [
+        record_of(m) | {"shape": indices_to_json(m.shape), "strides": indices_to_json(m.strides)}
+        for m in kernel.tensor_maps
+    ]
+    return {
+        **record_of(kernel),
+        "grid": indices_to_json(kernel.grid),
+        "tensor_maps": maps,
+        "unaligned": _kernel_to(kernel.unaligned) if kernel.unaligned else None,
+        "sizes": sizes_to_json(kernel.sizes),
+    }
+
+
 def _kernel_from(record: dict[str, Any]) -> KernelSource:
+    sizes = sizes_from_json(record["sizes"])
     maps = tuple(
         TensorMap(
             m["parameter"],
             m["dtype"],
-            tuple(m["shape"]),
-            tuple(m["strides"]),
+            indices_from_json(m["shape"], sizes),
+            indices_from_json(m["strides"], sizes),
             tuple(m["box"]),
             m["swizzle"],
             tuple(m["low"]),
@@ -103,12 +119,15 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
         for m in record["tensor_maps"]
     )
     unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None
-    tuples = {name: tuple(record[name]) for name in ("dtypes", "grid", "cluster", "shapes")}
+    tuples: dict[str, Any] = {name: tuple(record[name]) for name in ("dtypes", "cluster", "shapes")}
+    tuples |= {"grid": indices_from_json(record["grid"], sizes), "sizes": sizes}
     return KernelSource(**{**record, **tuples, "tensor_maps": maps, "unaligned": unaligned})
 
 
 def _device_kernel(kernel: KernelSource, cubin: Cubin) -> DeviceKernel:
-    count = len(kernel.dtypes)
+    count = len(kernel.dtypes) + len(kernel.sizes)
     parameters = (*range(count), *(m.encoded() for m in kernel.tensor_maps))
     launch = (kernel.grid, kernel.threads, kernel.shared)
-    return DeviceKernel(kernel.name, cubin.code, *launch, count, parameters, overlaps=kernel.overlaps)
+    return DeviceKernel(
+        kernel.name, cubin.code, *launch, count, parameters, overlaps=kernel.overlaps, sizes=kernel.sizes
+    )

@@ -61,7 +61,8 @@ class PlanWriter:
         self.stores, self.accumulators = stores, accumulators
         self.names = Names([kernel.name, *names])
         self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
-        self.symbols: dict[Symbol, str] = {m.var: "row", n.var: "column"}
+        self.sizes = {s: self.names.unique(s.name) for s in kernel.sizes}
+        self.symbols: dict[Symbol, str] = {m.var: "row", n.var: "column", **self.sizes}
         self.style = Style(kernel)
         self.maps: list[Moved] = []
         self.writer = Writer(1)
@@ -109,6 +110,8 @@ class PlanWriter:
         for buffer, name in self.buffers.items():
             const = "" if buffer in outputs else "const "
             self.writer.line(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name};")
+        if self.sizes:
+            self.writer.line(f"int {', '.join(self.sizes.values())};")
         if self.maps:
             self.writer.line(f"const TensorMap {', '.join(f'*{m.name}' for m in self.maps)};")
 
@@ -312,8 +315,13 @@ class PlanWriter:
         for buffer, name in self.buffers.items():
             const = "" if buffer in outputs else "const "
             parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
+        parameters += [f"int {name}" for name in self.sizes.values()]
         parameters += [f"const __grid_constant__ {_map_type(m.map)} {m.name}" for m in self.maps]
-        given = [*self.buffers.values(), *(f"{m.name}.map" if m.map.count > 1 else f"&{m.name}" for m in self.maps)]
+        given = [
+            *self.buffers.values(),
+            *self.sizes.values(),
+            *(f"{m.name}.map" if m.map.count > 1 else f"&{m.name}" for m in self.maps),
+        ]
         clustered = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
         lines = [
             f'#include "{header}"',

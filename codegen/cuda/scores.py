@@ -116,9 +116,15 @@ def spread(e: ScalarExpr, key: Symbol, offset: Buffer, tiles: Collection[Buffer]
 
 
 def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
-    """``key - row + c > 0 ⇒ key > row - c``: what a key is compared to is the same for all keys."""
+    """``key - row + c > 0 ⇒ key > row - c``: what a key is compared to is the same for all keys.
+
+    A distance has two such ends: ``abs(key - row) <= c ⇒ (key <= row + c) & (key >= row - c)``.
+    """
 
     def change(e: Apply) -> ScalarExpr:
+        ends = _ends_of_distance(e)
+        if ends is not None:
+            return Apply("logical_and", (change(ends[0]), change(ends[1])), e.dtype)
         parts = [_integer(a) for a in e.args]
         if e.op not in _MIRRORED or len(parts) != 2 or any(p is None for p in parts):
             return e
@@ -134,6 +140,18 @@ def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
         return Apply(op, (IndexValue(key, kind), IndexValue(bound, kind)), e.dtype)
 
     return rewrite_upward(e, change)
+
+
+def _ends_of_distance(e: Apply) -> tuple[Apply, Apply] | None:
+    """``abs(i) <= c`` as two comparisons, where 32 bits hold it; None for anything else."""
+    if e.op not in ("le", "lt") or not isinstance(e.args[0], Apply) or e.args[0].op != "abs":
+        return None
+    (inner,) = e.args[0].args
+    distance, most = _integer(inner), _integer(e.args[1])
+    if distance is None or not isinstance(most, int) or needs_int64(distance) or needs_int64(most):
+        return None
+    low, high = (IndexValue(n, inner.dtype) for n in (-most, most))
+    return replace(e, args=(inner, high)), Apply(_MIRRORED[e.op], (inner, low), e.dtype)
 
 
 def _integer(e: ScalarExpr) -> Index | None:

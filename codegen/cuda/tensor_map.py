@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.index import Index, mul
+from fusec.ir.indexing import most
 from fusec.ir.types import DTYPES
 from fusec.runtime import launch
 from fusec.runtime.launch import Parameter
@@ -36,7 +38,7 @@ class TensorMap:
 
     strides: in elements, the last 1, the others a multiple of 16 bytes. swizzle: bytes of the rows that shared memory
     permutes (0, 32, 64, 128). dtype ``tf32`` is f32, rounded as it is read. Reads outside ``shape`` give zeros, writes
-    there don't happen.
+    there don't happen. Shape and strides may depend on the kernel's sizes, but those of windows.
 
     Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are
     how far from both ends of each axis but the first and the last the first positions of windows lie, ``steps`` apart.
@@ -46,8 +48,8 @@ class TensorMap:
 
     parameter: int
     dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
     box: tuple[int, ...]
     swizzle: int = 128
     low: tuple[int, ...] = ()
@@ -62,7 +64,7 @@ class TensorMap:
             self.parameter,
             _ELEMENTS[self.dtype],
             tuple(reversed(self.shape)),
-            tuple(item * stride for stride in reversed(self.strides[:-1])),
+            tuple(mul(stride, item) for stride in reversed(self.strides[:-1])),
             tuple(reversed(self.box)),
             _SWIZZLES[self.swizzle],
             _PROMOTION_256,
@@ -70,5 +72,5 @@ class TensorMap:
             high=tuple(reversed(self.high)),
             steps=(1, *reversed(self.steps), 1) if self.low else (),
             count=self.count,
-            apart=item * self.shape[-1],
+            apart=item * most(self.shape[-1]) if self.count > 1 else 0,
         )

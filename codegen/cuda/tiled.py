@@ -26,7 +26,7 @@ _GROUP = 8
 _LEAST_COPY = 4
 """Bytes that cp.async moves at least."""
 
-_OWN_NAMES = "Plan Type Tiled batch row k column values kCount plan v T"
+_OWN_NAMES = "Plan Type Tiled batch row rows k column values kCount plan v T"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class _Emitter:
         self.style = Style(kernel)
         self.names = Names([kernel.name, *_OWN_NAMES.split()])
         self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
+        self.sizes = {s: self.names.unique(s.name) for s in kernel.sizes}
         self.symbols = {nest.batch.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
+        self.symbols |= self.sizes
         self.writer = Writer(1)
 
     def emit(self) -> KernelSource:
@@ -74,6 +76,10 @@ class _Emitter:
         self._constants(left, right)
         for buffer, name in self.buffers.items():
             self.writer.line(f"{self._pointer(buffer)} {name};")
+        if self.sizes:
+            self.writer.line(f"int {', '.join(self.sizes.values())};")
+        if not isinstance(self.row.count, int):
+            self.writer.line(f"int rows() const {{ return {bare(self._index(self.row.count, ''))}; }}")
         self._element(left, "int batch, int row, int k")
         self._element(right, "int batch, int k, int column")
         wide = self._finish()
@@ -84,7 +90,14 @@ class _Emitter:
         aligned = wide or left.vector > 1 or right.vector > 1
         kinds = tuple(b.dtype.name for b in kernel.parameters)
         return KernelSource(
-            kernel.name, self._text(threads), kinds, (nest.tiles, 1, 1), threads, shared, aligned=aligned
+            kernel.name,
+            self._text(threads),
+            kinds,
+            (nest.tiles, 1, 1),
+            threads,
+            shared,
+            aligned=aligned,
+            sizes=kernel.sizes,
         )
 
     # Operands
@@ -102,13 +115,14 @@ class _Emitter:
             raise LoweringError(f"{value.buffer} read at loaded subscripts in a matmul")
         step = vector_step(value, self.k, 1)
         unit = max(1, 16 // value.dtype.itemsize)
-        vector = unit if self.vectors and free.extent % unit == 0 and is_vector(value, free, unit) else 1
+        even = isinstance(free.count, int) and free.extent % unit == 0
+        vector = unit if self.vectors and even and is_vector(value, free, unit) else 1
         along = vector == 1 and step is not None and step.along == 1
         if vector * value.dtype.itemsize < _LEAST_COPY:
             return _Operand(name, value, True, along, 1)
         strides = [coefficient(flat, i.var) for i in (free, self.k)]
-        even = tuple(-1 if stride is None or stride < 0 else stride for stride in strides)
-        return _Operand(name, value, False, along, vector, even if -1 not in even else (-1, -1))  # type: ignore[arg-type]
+        even_steps = tuple(-1 if stride is None or stride < 0 else stride for stride in strides)
+        return _Operand(name, value, False, along, vector, even_steps if -1 not in even_steps else (-1, -1))  # type: ignore[arg-type]
 
     def _constants(self, left: _Operand, right: _Operand) -> None:
         line, nest, thread = self.writer.line, self.nest, self.thread
@@ -121,7 +135,8 @@ class _Emitter:
         tile = f"kTileM = {m}, kTileN = {n}, kTileK = {k}"
         line(f"static constexpr int {tile}, kStages = {self.kernel.stages};")
         line(f"static constexpr int kThreadM = {thread.rows}, kThreadN = {thread.columns}, kGroup = {_GROUP};")
-        whole = f"kM = {self.row.extent}, kN = {self.column.extent}, kK = {self.k.extent}"
+        rows = self.row.count if isinstance(self.row.count, int) else -1
+        whole = f"kM = {rows}, kN = {self.column.extent}, kK = {self.k.extent}"
         line(f"static constexpr int {whole}, kBatches = {nest.batch.extent};")
         line(f"static constexpr int kLeftVector = {left.vector}, kRightVector = {right.vector};")
         for side, operand in (("Left", left), ("Right", right)):
@@ -243,7 +258,9 @@ class _Emitter:
         return 2 if small else 1
 
     def _text(self, threads: int) -> str:
-        pointers = ", ".join(f"{self._pointer(b)} {name}" for b, name in self.buffers.items())
+        pointers = [f"{self._pointer(b)} {name}" for b, name in self.buffers.items()]
+        parameters = ", ".join([*pointers, *(f"int {name}" for name in self.sizes.values())])
+        given = ", ".join([*self.buffers.values(), *self.sizes.values()])
         return "\n".join(
             [
                 '#include "tiled.cuh"',
@@ -254,8 +271,8 @@ class _Emitter:
                 "};",
                 "",
                 f'extern "C" __global__ void __launch_bounds__({threads}, {self._together})',
-                f"{self.kernel.name}({pointers}) {{",
-                f"    Tiled<Plan>::run(Plan{{{', '.join(self.buffers.values())}}});",
+                f"{self.kernel.name}({parameters}) {{",
+                f"    Tiled<Plan>::run(Plan{{{given}}});",
                 "}",
                 "",
             ]

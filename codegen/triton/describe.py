@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.index import Index
+
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A parameter's memory seen as a tensor: ``shape`` and ``strides`` in elements; ``block`` is moved at a time."""
+    """A parameter's memory seen as a tensor: ``shape`` and ``strides`` in elements, which may depend on the kernel's
+    sizes; ``block`` is moved at a time."""
 
     parameter: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
     block: tuple[int, ...]
     dtype: str

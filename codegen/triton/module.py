@@ -8,16 +8,16 @@ import json
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fusec.codegen.launches import Launched
+from fusec.codegen.sizes import indices_from_json, indices_to_json, record_of, sizes_from_json, sizes_to_json
 from fusec.codegen.triton.compile import Binary, compile_one
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource, load_source
 from fusec.errors import ArtifactError, CodegenError
-from fusec.ir.index import product, symbol
-from fusec.ir.index_text import parse_index
+from fusec.ir.index import Expr, Index, mul, product
 from fusec.ir.indexing import most
 from fusec.runtime.launch import DeviceKernel, Parameter, TensorMap
 from fusec.target.gpu import GpuTarget, target_of_record
@@ -119,13 +119,15 @@ def _binary_to(binary: Binary) -> list[Any]:
 
 
 def _kernel_to(kernel: KernelSource) -> dict[str, Any]:
-    record = {f.name: getattr(kernel, f.name) for f in fields(kernel)}
     return {
-        **record,
-        "grid": [n if isinstance(n, int) else str(n) for n in kernel.grid],
-        "descriptors": [asdict(d) for d in kernel.descriptors],
+        **record_of(kernel),
+        "grid": indices_to_json(kernel.grid),
+        "descriptors": [
+            record_of(d) | {"shape": indices_to_json(d.shape), "strides": indices_to_json(d.strides)}
+            for d in kernel.descriptors
+        ],
         "unaligned": _kernel_to(kernel.unaligned) if kernel.unaligned else None,
-        "sizes": [[s.name, s.lo, most(s)] for s in kernel.sizes],
+        "sizes": sizes_to_json(kernel.sizes),
     }
 
 
@@ -137,12 +139,16 @@ def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], B
 
 
 def _kernel_from(record: dict[str, Any]) -> KernelSource:
+    sizes = sizes_from_json(record["sizes"])
+
+    def indices(given: Any) -> tuple[Index, ...]:
+        return indices_from_json(given, sizes)
+
     described = tuple(
-        Descriptor(int(d["parameter"]), tuple(d["shape"]), tuple(d["strides"]), tuple(d["block"]), str(d["dtype"]))
+        Descriptor(int(d["parameter"]), indices(d["shape"]), indices(d["strides"]), tuple(d["block"]), str(d["dtype"]))
         for d in record["descriptors"]
     )
-    sizes = {str(name): symbol(str(name), int(low), int(high)) for name, low, high in record["sizes"]}
-    x, y, z = (n if isinstance(n, int) else parse_index(str(n), sizes.__getitem__) for n in record["grid"])
+    x, y, z = indices(record["grid"])
     return KernelSource(
         str(record["name"]),
         str(record["text"]),
@@ -153,7 +159,7 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
         described,
         _kernel_from(record["unaligned"]) if record["unaligned"] else None,
         int(record["registers"]),
-        tuple(sizes.values()),
+        sizes,
         bool(record["wide"]),
     )
 
@@ -167,8 +173,8 @@ def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
     parameters: list[Parameter] = list(range(len(kernel.pointers) + len(kernel.sizes)))
     for d, meta in zip(kernel.descriptors, metas):
         parameters.append(_tensor_map(d, meta))
-        parameters += [struct.pack("<i", n) for n in d.shape]
-        parameters += [struct.pack("<q", n) for n in d.strides]
+        parameters += [n if isinstance(n, Expr) else struct.pack("<i", n) for n in d.shape]
+        parameters += [n if isinstance(n, Expr) else struct.pack("<q", n) for n in d.strides]
     count = len(kernel.pointers) + len(kernel.sizes)
     x, y, z = kernel.grid
     blocks = most(product((x, y, z)))
@@ -195,7 +201,7 @@ _HOST_TYPES = {8: 10, 9: 8, 10: 9}
 
 def _tensor_map(d: Descriptor, meta: dict[str, Any]) -> TensorMap:
     kind, size = int(meta["elem_type"]), int(meta["elem_size"])
-    strides = tuple(size * n for n in reversed(d.strides[:-1]))
+    strides = tuple(mul(n, size) for n in reversed(d.strides[:-1]))
     box = tuple(int(n) for n in reversed(meta["block_size"]))
     return TensorMap(
         d.parameter, _HOST_TYPES.get(kind, kind), tuple(reversed(d.shape)), strides, box, int(meta["swizzle"])

@@ -126,15 +126,16 @@ class LoadedSource:
         known = {s.name: n for s, n in zip(kernel.sizes, sizes, strict=True)}
         grid = tuple(evaluate(n, known) for n in kernel.grid)
         if all(grid):
-            described = [_descriptor(d, tensors[d.parameter]) for d in kernel.descriptors]
+            described = [_descriptor(d, tensors[d.parameter], known) for d in kernel.descriptors]
             options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
             self.functions[name][grid](*tensors, *sizes, *described, **options)
 
 
-def _descriptor(d: Descriptor, tensor: Any) -> Any:
+def _descriptor(d: Descriptor, tensor: Any, known: Mapping[str, int]) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(tensor, list(d.shape), list(d.strides), list(d.block))
+    shape, strides = ([evaluate(n, known) for n in given] for given in (d.shape, d.strides))
+    return TensorDescriptor(tensor, shape, strides, list(d.block))
 
 
 def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:

@@ -42,7 +42,7 @@ class FollowingError(DimensionError):
 @quiet_fake_tensors()
 def check_conditions(
     function: Callable[..., Any],
-    arguments: Sequence[tuple[Sequence[int | str], DType]],
+    arguments: Sequence[tuple[Sequence[int | str], DType, str]],
     restore: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
     extents: Mapping[str, int],
     ranges: Mapping[str, tuple[int, int]],
@@ -51,9 +51,9 @@ def check_conditions(
 ) -> None:
     """DimensionError where the function, run at ``extents``, asked something that is not so in all of the ranges.
 
-    ``arguments`` are shapes, with names, or sums of a name and a number, for symbolic extents, and dtypes. A function
-    that PyTorch's symbolic sizes can't follow is not judged, or, where that is to be ``strict``, FollowingError. What
-    the run changes outside itself is put back.
+    ``arguments`` are shapes, with names, or sums of a name and a number, for symbolic extents, dtypes and devices. A
+    function that PyTorch's symbolic sizes can't follow is not judged, or, where that is to be ``strict``,
+    FollowingError. What the run changes outside itself is put back.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -63,9 +63,10 @@ def check_conditions(
     names: dict[Any, Any] = {}
     known = {name: sympy.Symbol(name, integer=True, positive=True) for name in extents}
     at = {known[name]: extent for name, extent in extents.items()}
-    for given, dtype in arguments:
+    for given, dtype, device in arguments:
         shape = [sympy.sympify(n, locals=known) if isinstance(n, str) else sympy.Integer(n) for n in given]
-        real = torch.empty([int(n.subs(at)) for n in shape], dtype=getattr(torch, dtype.long_name))
+        sizes = [int(n.subs(at)) for n in shape]
+        real = torch.empty(sizes, dtype=getattr(torch, dtype.long_name), device=device)
         dynamic = [
             DimDynamic.DYNAMIC
             if n.free_symbols and all(s.name in ranges for s in n.free_symbols)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusec.frontend.capture import Capture
+from fusec.ir.graph import Graph
 from fusec.ir.index import Symbol, add, symbol
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.runtime.arrays import Layout
@@ -26,20 +27,36 @@ The conditions raise DimensionError where what the function does at some extents
 
 
 Extents = Literal["fixed", "followed", "sampled"]
-"""Which extents that calls differ in become symbolic: none; on a CPU those through which PyTorch's symbolic sizes can
-follow all of the function; those for which captures at some extents agree."""
+"""Which extents that calls differ in become symbolic: none; those through which PyTorch's symbolic sizes can follow all
+of the function; those for which captures at some extents agree."""
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Calls the product of whose symbols is ``upto`` at most, and more than that of the class before; None: all others.
+    usual: the extents that kernels are scheduled for."""
+
+    upto: int | None
+    usual: Mapping[str, int]
+
+
+def one_class(graph: Graph, symbols: Sequence[Symbol]) -> Sequence[SizeClass]:
+    """Kernels are scheduled for the largest extents."""
+    return (SizeClass(None, {}),)
 
 
 @dataclass(frozen=True)
 class Generality:
     """What a function's programs are made symbolic in, and how.
 
-    extents: of arrays, where calls differ in them. integers: plain ones among the arguments.
+    extents: of arrays, where calls differ in them. integers: plain ones among the arguments. classes: of sizes that get
+    kernels of their own, the smallest first.
     """
 
     make: Symbolic
     extents: Extents
     integers: bool
+    classes: Callable[[Graph, Sequence[Symbol]], Sequence[SizeClass]] = one_class
 
 
 LEAST = 2

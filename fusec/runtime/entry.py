@@ -171,6 +171,8 @@ def compiled_entry(
     opening: Opening | None = None,
     *,
     frequent: Callable[..., bool] | None = None,
+    smaller: Sequence[tuple[int, Executable]] = (),
+    other: Callable[[int], Entry | None] | None = None,
     owns: bool = False,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
@@ -178,7 +180,9 @@ def compiled_entry(
     owns: arguments that come as a list are the entry's, which empties it, and lets go of each when it has been read.
 
     ``opening`` holds the shapes of the leaves where some extents are symbolic; integers of ``spec`` may be.
-    ``frequent`` tells by the values of its symbols which calls it is not for all the same.
+    ``frequent`` tells by the values of its symbols which calls it is not for all the same. ``smaller``: what runs calls
+    instead the product of whose symbols is a number at most, the least number first. ``other``: from that product to
+    the entry that is to take a call over, or None.
 
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another, ``again(args, kwargs, error)``
     where the program has raised and has changed nothing yet: run as written, the call raises where the code does, and
@@ -200,7 +204,35 @@ def compiled_entry(
     mutated = [port.mutates for port in executable.program.output_ports if port.mutates is not None]
     given = [inputs[k] for k in among]
     writer.lines += _clashes(arrays, scope, given, [among.index(k) for k in mutated], eager, fixed=opening is None)
-    written = executable.write(scope, [inputs[k] for k in executable.free_inputs], owned=owns)
+    if opening is not None and (smaller or other is not None):
+        writer.lines.append(f"_size = {' * '.join(variable_of(s) for s in opening.symbols)}")
+    if other is not None:
+        writer.lines += [
+            f"_other = {scope.bind(other, 'other')}(_size)",
+            "if _other is not None: return _other(args, kwargs)",
+        ]
+
+    def run(executable: Executable) -> list[str]:
+        return _run(writer, executable, capture, inputs, again, owns)
+
+    lines = list(writer.lines)
+    for upto, program in smaller:
+        lines += [f"if _size <= {upto}:", *indented(run(program))]
+    return make_function(f"call_{executable.program.name}", ["args", "kwargs"], [*lines, *run(executable)], scope)
+
+
+def _run(
+    writer: _EntryWriter,
+    executable: Executable,
+    capture: Capture,
+    inputs: Sequence[str],
+    again: Callable[..., Any],
+    owns: bool,
+) -> list[str]:
+    """Lines that run an executable and return what the function does."""
+    scope = writer.scope
+    free = [inputs[k] for k in executable.free_inputs]
+    written = executable.write(scope, free, owned=owns)
     rebuild = scope.bind(capture.rebuild, "rebuild")
     followed = _followed(capture, written.results)
     containers = [writer.containers[number] for number in sorted(writer.containers)]
@@ -209,13 +241,13 @@ def compiled_entry(
     if result is None:
         result = f"{rebuild}([{', '.join(written.results)}]{also})"
         result = f"{result} if {followed} else {writer.miss}" if followed else result
-    watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
+    lines: list[str] = []
     if not followed:
-        writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched}{also})")
+        watched = f"{scope.bind(executable, 'program')}.watched({', '.join(free)})"
+        lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched}{also})")
     if owns:
-        writer.lines.append(f"if type(args) is {scope.bind(list, 'list')}: args.clear()")
-    lines = [*writer.lines, *_attempted(executable, scope, written, f"return {result}", again)]
-    return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+        lines.append(f"if type(args) is {scope.bind(list, 'list')}: args.clear()")
+    return [*lines, *_attempted(executable, scope, written, f"return {result}", again)]
 
 
 def _followed(capture: Capture, results: Sequence[str]) -> str:

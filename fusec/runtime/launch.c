@@ -10,7 +10,7 @@
    0 launches nothing. One that `overlaps` may start before the kernel ahead of it has ended, for which it waits itself
    (griddepcontrol), but in a graph. A parameter is the number of an argument, bytes (passed as they are), or (argument,
    element, sizes, strides, box, swizzle, promotion, fill, low, high, steps): a tensor map of the memory at that argument, sizes innermost
-   first, strides in bytes without the innermost.
+   first, strides in bytes without the innermost; a size or stride below 0 is that of argument -1 - number at the call.
 
    Where an address is no multiple of 16, `misaligned(stream, argument, ...)` is called instead, unless it is None. With
    `graph` the row is one CUDA graph, whose nodes get new addresses where they changed; while the stream is being
@@ -89,11 +89,12 @@ enum { RANK = 5, MAPS_KEPT = 4 };
 
 typedef struct {
     int argument, element, rank, swizzle, promotion, fill, next;
-    uint64_t sizes[RANK], strides[RANK];
+    int64_t sizes[2 * RANK]; /* then strides; -1 - the number of the argument that says it */
     uint32_t box[RANK], steps[RANK];
     int windows, low[RANK], high[RANK]; /* axes with windows; 0 for a map of tiles */
     int count, offset, apart; /* maps that follow in one parameter, itself too; bytes from the address, and to the next */
-    uint64_t addresses[MAPS_KEPT], maps[MAPS_KEPT][16];
+    int sized; /* whether a size or a stride is an argument */
+    uint64_t addresses[MAPS_KEPT], known[MAPS_KEPT][2 * RANK], maps[MAPS_KEPT][16];
 } Map;
 
 typedef struct {
@@ -162,11 +163,10 @@ static PyType_Spec row_spec = {
 static PyObject *row_type = NULL;
 
 /* The numbers of a tuple; -1 with an exception set where it is none or too long. */
-static int numbers(PyObject *tuple, uint64_t *into) {
+static int numbers(PyObject *tuple, int64_t *into) {
     Py_ssize_t n = PyTuple_Size(tuple);
     if (n > RANK) PyErr_SetString(PyExc_ValueError, "too many dimensions");
-    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++)
-        into[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, i));
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++) into[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
     return PyErr_Occurred() ? -1 : (int)n;
 }
 
@@ -178,20 +178,27 @@ static int offsets(PyObject *tuple, int *into) {
     return PyErr_Occurred() ? -1 : (int)n;
 }
 
-static int read_map(PyObject *record, Map *map) {
+static int read_map(const Row *row, PyObject *record, Map *map) {
     PyObject *sizes, *strides, *box, *low, *high, *steps;
-    uint64_t widths[RANK] = {0}, apart[RANK] = {0};
+    int64_t widths[RANK] = {0}, apart[RANK] = {0};
     if (!PyArg_ParseTuple(record, "iiOOOiiiOOOii", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
                           &map->promotion, &map->fill, &low, &high, &steps, &map->count, &map->apart))
         return -1;
     map->rank = numbers(sizes, map->sizes);
     map->windows = offsets(low, map->low);
-    if (map->rank < 0 || numbers(strides, map->strides) < 0 || numbers(box, widths) < 0 || map->windows < 0 ||
+    if (map->rank < 0 || numbers(strides, map->sizes + RANK) < 0 || numbers(box, widths) < 0 || map->windows < 0 ||
         offsets(high, map->high) < 0 || numbers(steps, apart) < 0)
         return -1;
     for (int i = 0; i < RANK; i++) {
         map->box[i] = (uint32_t)widths[i];
         map->steps[i] = map->windows && i < map->rank ? (uint32_t)apart[i] : 1;
+    }
+    for (int i = 0; i < 2 * RANK; i++) {
+        map->sized |= map->sizes[i] < 0;
+        if (-1 - map->sizes[i] >= row->arguments) {
+            PyErr_SetString(PyExc_ValueError, "a tensor map names an argument that is not there");
+            return -1;
+        }
     }
     return 0;
 }
@@ -209,7 +216,7 @@ static int read_parameter(Row *row, PyObject *record, Parameter *into) {
         memcpy(into->bytes, data, (size_t)size);
     } else {
         Map first = {0};
-        if (read_map(record, &first)) return -1;
+        if (read_map(row, record, &first)) return -1;
         Map *grown = realloc(row->map, sizeof(Map) * (size_t)(row->maps + first.count));
         if (!grown) return PyErr_NoMemory(), -1;
         row->map = grown;
@@ -363,23 +370,28 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
 static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into) {
     for (int m = 0; m < row->maps; m++) {
         Map *map = &row->map[m];
-        uint64_t address = addresses[map->argument];
+        uint64_t address = addresses[map->argument], sizes[2 * RANK], *strides = sizes + RANK;
+        for (int i = 0; i < 2 * RANK; i++)
+            sizes[i] = map->sizes[i] < 0 ? addresses[-1 - map->sizes[i]] : (uint64_t)map->sizes[i];
         int k = 0;
-        while (k < MAPS_KEPT && map->addresses[k] != address) k++;
+        while (k < MAPS_KEPT &&
+               (map->addresses[k] != address || (map->sized && memcmp(map->known[k], sizes, sizeof sizes))))
+            k++;
         if (k == MAPS_KEPT) {
             k = map->next;
             map->addresses[k] = 0;
             void *memory = (void *)(uintptr_t)(address + (uint64_t)map->offset);
             CUresult result =
                 map->windows
-                    ? driver.cuTensorMapEncodeIm2col(&into[m], map->element, (uint32_t)map->rank, memory, map->sizes,
-                                                     map->strides, map->low, map->high, map->box[0], map->box[1],
+                    ? driver.cuTensorMapEncodeIm2col(&into[m], map->element, (uint32_t)map->rank, memory, sizes,
+                                                     strides, map->low, map->high, map->box[0], map->box[1],
                                                      map->steps, 0, map->swizzle, map->promotion, map->fill)
-                    : driver.cuTensorMapEncodeTiled(&into[m], map->element, (uint32_t)map->rank, memory, map->sizes,
-                                                    map->strides, map->box, map->steps, 0, map->swizzle,
+                    : driver.cuTensorMapEncodeTiled(&into[m], map->element, (uint32_t)map->rank, memory, sizes,
+                                                    strides, map->box, map->steps, 0, map->swizzle,
                                                     map->promotion, map->fill);
             if (result) return result;
             memcpy(map->maps[k], into[m].words, sizeof into[m].words);
+            memcpy(map->known[k], sizes, sizeof sizes);
             map->addresses[k] = address;
             map->next = (k + 1) % MAPS_KEPT;
         } else {

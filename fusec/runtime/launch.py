@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from fusec.config import cache_dir
 from fusec.errors import DeviceError, TargetError
-from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.index import Expr, Index, Symbol, symbol
 from fusec.ir.indexing import substitute
 from fusec.runtime.cache import write_whole
 from fusec.runtime.code import Scope, make_function
@@ -44,17 +44,17 @@ _LOST = frozenset({46, 214, 219, 700, 702, 709, 710, 714, 715, 716, 717, 718, 71
 class TensorMap:
     """A kernel's parameter of type CUtensorMap: the memory at address ``argument`` as a tensor.
 
-    sizes, box: elements, innermost first. strides: bytes, without the innermost. element, swizzle, promotion and fill
-    are cuTensorMapEncodeTiled's enumerations. Where there are ``low`` and ``high``, offsets of a box of windows' first
-    positions from both ends of each axis but the innermost and the outermost, with ``steps`` between them, the map is
-    cuTensorMapEncodeIm2col's, and ``box`` is channels and windows. count: maps that are one parameter, of memory so
-    many bytes ``apart``.
+    sizes, box: elements, innermost first. strides: bytes, without the innermost. Sizes and strides may depend on the
+    kernel's sizes. element, swizzle, promotion and fill are cuTensorMapEncodeTiled's enumerations. Where there are
+    ``low`` and ``high``, offsets of a box of windows' first positions from both ends of each axis but the innermost and
+    the outermost, with ``steps`` between them, the map is cuTensorMapEncodeIm2col's, and ``box`` is channels and
+    windows. count: maps that are one parameter, of memory so many bytes ``apart``.
     """
 
     argument: int
     element: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
     box: tuple[int, ...]
     swizzle: int
     promotion: int = 2
@@ -66,8 +66,9 @@ class TensorMap:
     apart: int = 0
 
 
-Parameter = int | bytes | TensorMap
-"""What a kernel receives: the address of that number, bytes as they are, or a tensor map."""
+Parameter = int | bytes | TensorMap | Expr
+"""What a kernel receives: the argument of that number, bytes as they are, a tensor map, or what an expression of its
+sizes is at the call."""
 
 Run = Callable[..., None]
 """``run(stream, address, ...)``: integers; nothing waits for the device."""
@@ -130,12 +131,13 @@ class Device:
         addresses = 1 + max((n for kernel, numbers in launches for n in numbers[: kernel.addresses]), default=-1)
         for kernel, numbers in launches:
             function, context, module = self._load(kernel)
-            parameters = tuple(_record(p, numbers) for p in kernel.parameters)
-            grid = tuple(_blocks(n, kernel, numbers, formulas, arguments) for n in kernel.grid)
+            number = partial(_number, kernel=kernel, numbers=numbers, formulas=formulas, arguments=arguments)
+            parameters = tuple(_record(p, numbers, number) for p in kernel.parameters)
+            grid = tuple(map(number, kernel.grid))
             records.append((function, module, grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
         total = arguments + len(formulas)
         run: Run = self._extension.prepare(context, total, addresses, tuple(records), misaligned, graph)
-        return _with_grids(run, arguments, list(formulas)) if formulas else run
+        return _with_formulas(run, arguments, list(formulas)) if formulas else run
 
     def _load(self, kernel: DeviceKernel) -> tuple[int, int, object]:
         """The function, its context, and what holds its module."""
@@ -147,8 +149,8 @@ class Device:
         return known
 
 
-def _blocks(n: Index, kernel: DeviceKernel, numbers: Sequence[int], formulas: dict[str, int], arguments: int) -> int:
-    """Blocks on an axis; for a number that is known at the call only, -1 - the number of the argument it will be."""
+def _number(n: Index, kernel: DeviceKernel, numbers: Sequence[int], formulas: dict[str, int], arguments: int) -> int:
+    """A number of a launch; for one that is known at the call only, -1 - the number of the argument it will be."""
     if isinstance(n, int):
         return n
     given = zip(kernel.sizes, numbers[kernel.addresses :], strict=False)
@@ -156,8 +158,8 @@ def _blocks(n: Index, kernel: DeviceKernel, numbers: Sequence[int], formulas: di
     return -1 - (arguments + formulas.setdefault(text, len(formulas)))
 
 
-def _with_grids(run: Run, arguments: int, formulas: Sequence[str]) -> Run:
-    """``run``, given the numbers of blocks after its ``arguments``, which the formulas name a0, a1 and so on."""
+def _with_formulas(run: Run, arguments: int, formulas: Sequence[str]) -> Run:
+    """``run``, given what the formulas are after its ``arguments``, which they name a0, a1 and so on."""
     names = [f"a{n}" for n in range(arguments)]
     scope = Scope()
     line = f"{scope.bind(run, 'run')}(stream, {', '.join([*names, *formulas])})"
@@ -165,17 +167,20 @@ def _with_grids(run: Run, arguments: int, formulas: Sequence[str]) -> Run:
     return made
 
 
-def _record(parameter: Parameter, numbers: Sequence[int]) -> Any:
+def _record(parameter: Parameter, numbers: Sequence[int], number: Callable[[Index], int]) -> Any:
     match parameter:
         case int():
             return numbers[parameter]
         case bytes():
             return parameter
+        case Expr():
+            return -1 - number(parameter)
         case TensorMap():
             p = parameter
             where = numbers[p.argument]
+            sizes, strides = (tuple(map(number, given)) for given in (p.sizes, p.strides))
             windows = p.low, p.high, p.steps, p.count, p.apart
-            return where, p.element, p.sizes, p.strides, p.box, p.swizzle, p.promotion, p.fill, *windows
+            return where, p.element, sizes, strides, p.box, p.swizzle, p.promotion, p.fill, *windows
 
 
 @cache

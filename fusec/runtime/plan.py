@@ -17,8 +17,9 @@ from fusec.runtime.executable import Executable
 from fusec.runtime.libraries import CaptureFunction
 from fusec.runtime.telling import Telling
 
-Compile = Callable[[Capture], Executable]
-"""From a capture to an executable, with the options of the function that is being compiled."""
+Compile = Callable[..., Executable]
+"""From a capture to an executable, with the options of the function that is being compiled. A second argument: extents
+of symbols that kernels are scheduled for."""
 
 
 class GradientProgram(Protocol):

@@ -6,9 +6,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal, Unpack
 
 from fusec import tracing
@@ -28,23 +29,23 @@ from fusec.frontend.counters import IntegerAttribute
 from fusec.frontend.outcomes import following
 from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.structures import TENSOR, CallSpec, flatten, nodes_in
-from fusec.ir.indexing import evaluate
-from fusec.ir.types import contiguous_strides
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.branches import MOST_SIGNATURES, Along, Branches, Way, in_vain
 from fusec.runtime.captures import captures
-from fusec.runtime.code import Scope
-from fusec.runtime.dynamic import Opening, is_open, openings
+from fusec.runtime.dynamic import Opening, openings
 from fusec.runtime.entry import Entry, compiled_entry, eager_entry, recorded_entry
+from fusec.runtime.executable import Executable
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.frequent import Frequent
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
 from fusec.runtime.objects import ObjectsSeen
+from fusec.runtime.opened import OpenedCall
 from fusec.runtime.plan import Compile, GradientProgram, Plan, PlanOptions, nothing_required
 from fusec.runtime.reaching import ends_seen, within_reach
 from fusec.runtime.signatures import bind_arguments
+from fusec.runtime.sized import SizedEntry
 from fusec.runtime.telling import Cause, Telling
 
 OPEN_FAILURES = 6
@@ -231,7 +232,7 @@ class Planner:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
         if self.general is None or needs_autograd(arrays.library, leaves):
             return None
-        follows = self.general.extents == "followed" and arrays.library == "torch" and is_on_cpu(arrays, leaves)
+        follows = self.general.extents == "followed" and arrays.library == "torch"
         if not follows and self.general.extents != "sampled" and not self._grows:
             return None
         seen = self._seen_like(arrays, leaves, spec)
@@ -266,58 +267,72 @@ class Planner:
     ) -> Plan:
         assert self.general is not None
         make = self.general.make
-        shapes = opening.shapes
         strict = self.general.extents == "followed" and not self._grows
-
-        def capture_at(extents: Mapping[str, int]) -> Capture:
-            made = []
-            for number, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
-                if not is_open(shape):
-                    made.append(leaf)
-                    continue
-                scope = Scope()
-                type = arrays.layout(leaf).type.with_shape([evaluate(n, extents) for n in shape])
-                steps = opening.steps.get(number)
-                strides = [evaluate(n, extents) for n in steps] if steps else contiguous_strides(type.static_shape)
-                expression = arrays.allocate(scope, type, strides)
-                made.append(eval(expression, dict(scope.objects)))
-            args, kwargs = spec.restore(made)
-            return self._capture(arrays.library, args, kwargs)
-
-        def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
-            from fusec.frontend.torch_sizes import check_conditions
-
-            named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
-            dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
-            arguments = list(zip(named, dtypes, strict=True))
-            with captures.run():
-                check_conditions(self.function, arguments, spec.restore, extents, ranges, strict=strict)
-
-        asked = conditions if arrays.library == "torch" else None
+        call = OpenedCall(self.function, self._capture, arrays, leaves, spec, opening, strict)
+        asked = call.check if arrays.library == "torch" else None
         if strict:  # a run costs less than the captures that it may spare
             ends = ends_seen(opening, seen)
-            conditions({name: most for name, (_, most) in ends.items()}, ends)
+            call.check({name: most for name, (_, most) in ends.items()}, ends)
         try:
-            capture = make(capture_at, opening.symbols, asked)
+            capture = make(call.capture_at, opening.symbols, asked)
         except SetupError:
             raise
         except Exception:  # the function may do all but the last extents in one way
-            narrower = within_reach(opening, seen, capture_at)
+            narrower = within_reach(opening, seen, call.capture_at)
             if narrower is None:
                 raise
             opening = narrower
-            capture = make(capture_at, opening.symbols, asked)
+            call = replace(call, opening=opening)
+            capture = make(call.capture_at, opening.symbols, call.check if asked else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
-        executable = self.compile(capture)
-        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
         frequent = Frequent(opening) if strict else None
-        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening, frequent=frequent)
+        entry, executable = self._sized_entry(capture, spec, leaves, opening, seen, frequent)
         if frequent is not None:
             self._frequent.append(frequent)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opening.symbols)
         log.info("%s: compiled for %s", self.name, ranges)
         return Plan(entry, capture, executable, opening=opening)
+
+    def _sized_entry(
+        self,
+        capture: Capture,
+        spec: CallSpec,
+        leaves: list[Any],
+        opening: Opening,
+        seen: Sequence[Sequence[Layout]],
+        frequent: Frequent | None,
+    ) -> tuple[Entry, Executable]:
+        """The entry for ranges, and the program that it runs for calls like the last."""
+        assert self.general is not None
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+
+        def write(
+            executable: Executable,
+            smaller: Sequence[tuple[int, Executable]] = (),
+            other: Callable[[int], Entry | None] | None = None,
+        ) -> Entry:
+            again = self._again
+            return compiled_entry(
+                executable,
+                capture,
+                spec,
+                leaves,
+                eager,
+                again,
+                opening,
+                frequent=frequent,
+                smaller=smaller,
+                other=other,
+            )
+
+        classes = self.general.classes(capture.graph, opening.symbols)
+        if len(classes) == 1:
+            executable = self.compile(capture)
+            return write(executable), executable
+        now = prod(end for end, _ in ends_seen(opening, seen[-1:]).values())
+        sized = SizedEntry(classes, functools.partial(self.compile, capture), write, now)
+        return sized, sized.executable
 
     def _seen_like(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> list[tuple[Layout, ...]]:
         """The layouts of calls that differ from this one in extents alone."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.index import Expr, Index, Mod, add, floordiv, mul, symbols_of, terms_of
-from fusec.ir.indexing import coefficient, substitute
-from fusec.ir.types import fixed
+from fusec.ir.index import Expr, Index, Mod, add, bounds, floordiv, mod, mul, symbols_of, terms_of
+from fusec.ir.indexing import coefficient, most, substitute
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Buffer, Load
 
@@ -18,10 +17,11 @@ MAX_BOX = 256
 
 @dataclass(frozen=True)
 class Fetch:
-    """A block by descriptor: its first element's coordinates. ``transposed``: it comes as columns by rows."""
+    """A block by descriptor: its first element's coordinates. ``transposed``: it comes as columns by rows. Shape and
+    strides may depend on the kernel's sizes."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
     block: tuple[int, ...]
     coordinates: tuple[Index, ...]
     transposed: bool
@@ -30,8 +30,8 @@ class Fetch:
 @dataclass(frozen=True)
 class _Axis:
     index: Index
-    size: int
-    stride: int
+    size: Index
+    stride: Index
 
 
 def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
@@ -70,10 +70,8 @@ def _axes(load: Load) -> list[_Axis] | None:
     """The buffer's axes as they lie in memory, those joined that the load walks through as one."""
     axes: list[_Axis] = []
     buffer = load.buffer
-    if not all(isinstance(n, int) for n in (*buffer.shape, *buffer.strides)):
-        return None  # a descriptor is made for one shape
-    along = zip(load.index, fixed(buffer.shape), fixed(buffer.strides), strict=True)
-    for index, size, stride in sorted(along, key=lambda axis: -axis[2]):
+    along = zip(load.index, buffer.shape, buffer.strides, strict=True)
+    for index, size, stride in sorted(along, key=lambda axis: -most(axis[2])):
         if not isinstance(index, int | Expr):
             return None
         if size == 1:
@@ -86,11 +84,11 @@ def _axes(load: Load) -> list[_Axis] | None:
     return axes
 
 
-def _join(outer: _Axis, index: Index, size: int, stride: int) -> _Axis | None:
+def _join(outer: _Axis, index: Index, size: Index, stride: Index) -> _Axis | None:
     """Two axes that the load walks through as one: ``v // size`` and ``v % size``."""
-    if not isinstance(index, Mod) or index.divisor != size or outer.stride != size * stride:
+    if not isinstance(index, Mod) or index.divisor != size or outer.stride != mul(size, stride):
         return None
-    return _Axis(index.value, outer.size * size, stride) if floordiv(index.value, size) == outer.index else None
+    return _Axis(index.value, mul(outer.size, size), stride) if floordiv(index.value, size) == outer.index else None
 
 
 def _base(axis: _Axis, iterator: Iter) -> Index | None:
@@ -114,7 +112,7 @@ def _parts(axis: _Axis, iterator: Iter) -> tuple[_Axis, _Axis] | None:
     which = floordiv(add(end, -size), size)
     if mul(which, size) != add(end, -size):
         return None
-    whole = _Axis(which, axis.size // size, axis.stride * size)
+    whole = _Axis(which, axis.size // size, mul(axis.stride, size))
     return whole, _Axis(add(axis.index, mul(which, -size)), size, axis.stride)
 
 
@@ -122,4 +120,5 @@ def _encodable(axes: list[_Axis], block: tuple[int, ...], buffer: Buffer) -> boo
     item = buffer.dtype.itemsize
     if len(axes) > MAX_RANK or axes[-1].stride != 1 or max(block) > MAX_BOX or block[-1] * item < 32:
         return False
-    return all(a.stride > 0 and a.stride * item % 16 == 0 for a in axes[:-1]) and all(a.size < 2**31 for a in axes)
+    steps = [mul(a.stride, item) for a in axes[:-1]]
+    return all((bounds(n)[0] or 0) > 0 and mod(n, 16) == 0 for n in steps) and all(most(a.size) < 2**31 for a in axes)

@@ -36,6 +36,11 @@ class Iter:
         """All of an axis; one of symbolic extent is as long as it can be, with the extent as limit."""
         return Iter(var, extent) if isinstance(extent, int) else Iter(var, most(extent), extent)
 
+    @property
+    def count(self) -> Index:
+        """The extent of an axis that is said by :meth:`over`."""
+        return self.extent if self.limit is None else self.limit
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from fusec.ir.index import Index, Symbol
+from fusec.ir.index import Index, Symbol, product
 from fusec.ir.types import DType
 from fusec.tile.nodes import Iter, RegisterTile, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
@@ -113,9 +113,9 @@ class GemmNest:
     tf32: bool
 
     @property
-    def tiles(self) -> int:
+    def tiles(self) -> Index:
         """How many there are."""
-        return self.batch.extent * self.row_tiles.extent * self.column_tiles.extent
+        return product((self.batch.count, self.row_tiles.count, self.column_tiles.count))
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeVar
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedKind
 from fusec.ir.index import Index, symbols_of
 from fusec.ir.indexing import evaluate, most
+from fusec.ir.nodes import Value
+from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.groups.grow import Log
 from fusec.passes.groups.partition import Partition
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
@@ -50,8 +53,22 @@ class GpuMachine:
             return most(extent)
         return evaluate(extent, self.usual)
 
-    def writes_cuda(self, context: LoweringContext) -> bool:
-        """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones.
+    def moved(self, context: LoweringContext) -> tuple[float, float]:
+        """Bytes that a group reads and writes, everything once, at the extents to schedule for."""
+        body = context.body
+        read, written = bytes_read(body), sum(v.type.most_bytes for v in body.outputs)
+        if not sizes_of(body):
+            return read, written
+        return read * self._share(body.inputs), written * self._share(body.outputs)
+
+    def _share(self, values: Sequence[Value]) -> float:
+        """The part of the values' bytes that there are at the extents to schedule for."""
+        usual = sum(v.type.dtype.itemsize * prod(map(self.extent, v.type.shape)) for v in values)
+        return usual / max(sum(v.type.most_bytes for v in values), 1)
+
+    def writes_cuda(self, context: LoweringContext, *, sized: bool = False) -> bool:
+        """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones, but
+        those of templates that take them (``sized``).
 
         Maps and reductions alone go there where data say; numbers of 8 bits where there is a matmul, on GPUs that have
         instructions for them.
@@ -62,7 +79,8 @@ class GpuMachine:
         has_float8 = isinstance(arch, int) and arch >= 89 and not plain
         if not has_float8 and any(v.type.dtype.kind == "float8" for v in values):
             return False
-        return self.cuda and not sizes_of(context.body) and (plain or not context.moves_results)
+        fits = sized or not sizes_of(context.body)
+        return self.cuda and fits and (plain or not context.moves_results)
 
     def some(self, found: list[GpuSchedule], what: str) -> list[GpuSchedule]:
         """What was found. LoweringError for nothing."""

@@ -16,12 +16,14 @@ from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.passes.groups.fused import one_by_one
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, sizes_of
+from fusec.passes.lower.orders import orders_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import is_same_but_name, kernel_key
 from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_strides
 from fusec.passes.writes import updates_of
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.target.gpu import is_gpu
 from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 from fusec.tile.views import Strides, same_layout, strided_view
@@ -47,6 +49,7 @@ class _Assembly:
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
     same: dict[int, tuple[Kernel, str]] = field(default_factory=dict)
     updates: dict[Value, Op] = field(default_factory=dict)
+    orders: Mapping[Value, Strides] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     producers: dict[Value, Op] = field(init=False)
 
@@ -68,6 +71,7 @@ def assemble(
         a.slot_of[value] = _add(a, Slot(value.name, "input", value.type, a.strides[value], source=k))
     owned = _owned_by_caller(graph)
     a.updates = updates_of(graph)
+    a.orders = orders_of(graph) if is_gpu(target) else {}
     a.written = {a.slot_of[v] for op in a.updates.values() if (v := op.operands[0]) in a.slot_of}
     needed = _needed(graph)
     for op in graph.ops:
@@ -276,10 +280,11 @@ def _kernel(a: _Assembly, kernel: Kernel) -> str:
 
 
 def _layout(a: _Assembly, result: Value, owned: dict[Value, Strides]) -> Strides:
-    """The strides of a result: those of the array that it is written into, or that the caller asks for."""
+    """The strides of a result: those of the array that it is written into, that the caller asks for, or that its
+    readers do."""
     if result in a.updates:
         return a.strides[a.updates[result].operands[0]]
-    return owned.get(result, contiguous_strides(result.type.shape))
+    return owned.get(result) or a.orders.get(result) or contiguous_strides(result.type.shape)
 
 
 def _updated(a: _Assembly, op: Op) -> None:

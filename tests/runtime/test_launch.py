@@ -15,7 +15,7 @@ import pytest
 from threads import at_once
 
 from fusec.errors import DeviceError, TargetError
-from fusec.ir.index import symbol
+from fusec.ir.index import add, mul, symbol
 from fusec.ir.indexing import ceildiv
 from fusec.runtime import launch
 from fusec.runtime.launch import Device, DeviceKernel, TensorMap
@@ -96,6 +96,16 @@ def test_tensor_maps_are_kept_by_address(fake: Fake) -> None:
     assert encoded == [f"encode {a} 8642" for a in (16, 32, 48, 64, 80, 16)]  # four are kept
     run(0, 64)
     assert fake.notes[-1] == "launch 69 0"
+
+
+def test_tensor_maps_have_the_sizes_of_the_call(fake: Fake) -> None:
+    n = symbol("N", 1, 64)
+    described = TensorMap(0, 9, (8, mul(n, 3)), (mul(n, 64),), (8, 2), 3)
+    sized = replace(kernel("a", described, 1, add(n, 5), arguments=2), grid=(n, 1, 1), sizes=(n,))
+    run = fake.device.row([(sized, (0, 1))], 2)
+    for extent in (2, 3, 2, 3):
+        run(0, 16, extent)
+    assert [line for line in fake.notes if line.startswith("encode")] == ["encode 16 9282", "encode 16 9922"]
 
 
 def test_odd_addresses_go_another_way(fake: Fake) -> None:

@@ -16,6 +16,7 @@
 //     kGuarded                                a row whose scores are all -inf gives zeros, not NaN
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
 //     kHeads, kBlocks, kPersistent            blocks of queries of a head; a block of threads does one after another
+//     heads(), blocks()                       how many there are, where kBlocks is -1
 //     begin(block)                            sets which head and queries a block does, and its keys:
 //     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
@@ -297,6 +298,23 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     store_attention<Plan>(plan, o, results, consumer);
 }
 
+template <typename Plan>
+__device__ int head_count(const Plan& plan) {
+    if constexpr (Plan::kBlocks < 0)
+        return plan.heads();
+    else
+        return Plan::kHeads;
+}
+
+/// Blocks of queries of a head.
+template <typename Plan>
+__device__ int block_count(const Plan& plan) {
+    if constexpr (Plan::kBlocks < 0)
+        return plan.blocks();
+    else
+        return Plan::kBlocks;
+}
+
 /// Calls `todo` for each block of queries that this block does. A persistent one does pairs of the longest and the shortest.
 template <typename Plan, typename Todo>
 __device__ void for_blocks(Plan& plan, Todo&& todo) {
@@ -304,12 +322,12 @@ __device__ void for_blocks(Plan& plan, Todo&& todo) {
         plan.begin(blockIdx.x);
         todo();
     } else {
-        constexpr int kPairs = (Plan::kBlocks + 1) / 2;
-        for (int pair = blockIdx.x; pair < Plan::kHeads * kPairs; pair += gridDim.x)
+        const int heads = head_count(plan), blocks = block_count(plan), pairs = (blocks + 1) / 2;
+        for (int pair = blockIdx.x; pair < heads * pairs; pair += gridDim.x)
             for (int half = 0; half < 2; ++half) {
-                int head = pair / kPairs, first = pair % kPairs;
-                if (half && first == Plan::kBlocks / 2) continue;
-                plan.begin(head * Plan::kBlocks + (half ? Plan::kBlocks - 1 - first : first));
+                int head = pair / pairs, first = pair % pairs;
+                if (half && first == blocks / 2) continue;
+                plan.begin(head * blocks + (half ? blocks - 1 - first : first));
                 todo();
             }
     }

@@ -14,6 +14,7 @@
 //     kTransposedA, kTransposedB                     rows of memory run along M or N, not along K
 //     kDots                                  dots of one a with several b, side by side: 256 columns at most
 //     kSteps, kRowTiles, kColumnTiles, kBatches
+//     row_tiles(), batches()                 how many there are, where kRowTiles or kBatches is -1
 //     kStaged                                outputs stored through shared memory, 16 bits each
 //     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, dot)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
@@ -92,20 +93,33 @@ using Sums = typename Layout<Plan>::Sum[Layout<Plan>::kFragments][Layout<Plan>::
 /// Tiles of this block's cluster, in an order that keeps the operands of blocks at work in L2.
 template <typename Plan>
 struct Tiles {
-    static constexpr int kRows = (Plan::kRowTiles + Plan::kClusterM - 1) / Plan::kClusterM;
     static constexpr int kColumns = (Plan::kColumnTiles + Plan::kClusterN - 1) / Plan::kClusterN;
-    static constexpr int kGroup = Plan::kGroup < kRows ? Plan::kGroup : kRows;
-    static constexpr int kCount = kRows * kColumns * Plan::kBatches;
     int batch, row, column;
 
-    __device__ explicit Tiles(int number, int rank) {
-        constexpr int kEach = kRows * kColumns;
-        batch = Plan::kBatches == 1 ? 0 : number / kEach;
-        int inside = number - batch * kEach;
-        int group = inside / (kGroup * kColumns);
-        int first = group * kGroup;
-        int rows = min(kGroup, kRows - first);
-        inside -= group * kGroup * kColumns;
+    /// Rows of clusters.
+    __device__ static int all_rows(const Plan& plan) {
+        if constexpr (Plan::kRowTiles < 0)
+            return (plan.row_tiles() + Plan::kClusterM - 1) / Plan::kClusterM;
+        else
+            return (Plan::kRowTiles + Plan::kClusterM - 1) / Plan::kClusterM;
+    }
+
+    __device__ static int count(const Plan& plan) {
+        int each = all_rows(plan) * kColumns;
+        if constexpr (Plan::kBatches < 0)
+            return each * plan.batches();
+        else
+            return each * Plan::kBatches;
+    }
+
+    __device__ explicit Tiles(const Plan& plan, int number, int rank) {
+        const int all = all_rows(plan), each = all * kColumns, most = min(Plan::kGroup, all);
+        batch = Plan::kBatches == 1 ? 0 : number / each;
+        int inside = number - batch * each;
+        int group = inside / (most * kColumns);
+        int first = group * most;
+        int rows = min(most, all - first);
+        inside -= group * most * kColumns;
         row = (first + inside % rows) * Plan::kClusterM + rank % Plan::kClusterM;
         column = inside / rows * Plan::kClusterN + rank / Plan::kClusterM;
     }
@@ -157,8 +171,9 @@ __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barr
     using L = Layout<Plan>;
     Shares<Plan> shares(rank);
     Ring<Plan::kStages> ring;
-    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster)
-        fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(number, rank), shares, 0, Plan::kSteps);
+    const int count = Tiles<Plan>::count(plan);
+    for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster)
+        fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(plan, number, rank), shares, 0, Plan::kSteps);
 }
 
 /// Starts the MMAs of one step, which a consumer waits for: of all columns, or of part `number` of kParts.
@@ -588,10 +603,11 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
     Outlet<Plan> outlet(staging, beside, consumer);
     Ring<Plan::kStages> ring;
     P deferred;
-    Tiles<Plan> last(0, rank);
-    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
+    Tiles<Plan> last(plan, 0, rank);
+    const int count = Tiles<Plan>::count(plan);
+    for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster) {
         Sums<Plan> acc;
-        Tiles<Plan> tile(number, rank);
+        Tiles<Plan> tile(plan, number, rank);
         auto finish_last = [&](int portion) {
             if (any) deferred.finish(plan, portion, outlet, last, first_row);
         };
@@ -620,12 +636,13 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
     Outlet<Plan> outlet(staging, beside, consumer);
     Ring<Plan::kStages> ring;
     if (Plan::kPingPong && consumer == 1) named_arrive(3, 2 * kWarpgroup);
-    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster, ++nth) {
+    const int count = Tiles<Plan>::count(plan);
+    for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster, ++nth) {
         if (Plan::kPingPong && nth % 2 != consumer) {
             ring.skip(Plan::kSteps);
             continue;
         }
-        Tiles<Plan> tile(number, rank);
+        Tiles<Plan> tile(plan, number, rank);
         Sums<Plan> acc;
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
         Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;

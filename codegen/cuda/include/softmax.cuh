@@ -78,13 +78,18 @@ struct HeadAndBlock {
 
 /// Blocks of queries of one head after another, which share keys and values in L2. With a group, that many heads side by
 /// side, each block of queries of all of them before the next: the first blocks are the longest.
+template <int kGroup>
+__device__ HeadAndBlock head_and_block(int block, int all_heads, int turns) {
+    if constexpr (kGroup == 0) return {block / turns, block % turns};
+    constexpr int kEach = kGroup ? kGroup : 1;
+    int group = block / (turns * kEach), inside = block % (turns * kEach);
+    int heads = min(kEach, all_heads - group * kEach);
+    return {group * kEach + inside % heads, inside / heads};
+}
+
 template <int kHeads, int kTurns, int kGroup>
 __device__ HeadAndBlock head_and_block(int block) {
-    if constexpr (kGroup == 0) return {block / kTurns, block % kTurns};
-    constexpr int kEach = kGroup ? kGroup : 1;
-    int group = block / (kTurns * kEach), inside = block % (kTurns * kEach);
-    int heads = min(kEach, kHeads - group * kEach);
-    return {group * kEach + inside % heads, inside / heads};
+    return head_and_block<kGroup>(block, kHeads, kTurns);
 }
 
 }  // namespace fusec

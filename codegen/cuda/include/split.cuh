@@ -102,7 +102,7 @@ __device__ void split_gemm(const Plan& plan) {
     __shared__ Barrier full[Plan::kStages], empty[Plan::kStages];
     char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
     int rank = cluster_rank();
-    Tiles<Plan> tile(blockIdx.x / Plan::kSplit, 0);
+    Tiles<Plan> tile(plan, blockIdx.x / Plan::kSplit, 0);
     int first = Plan::kSteps * rank / Plan::kSplit, last = Plan::kSteps * (rank + 1) / Plan::kSplit;
     start_barriers(plan, full, empty, kConsumers);
     start_after_the_kernel_ahead();

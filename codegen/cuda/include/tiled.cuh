@@ -12,6 +12,7 @@
 //     kLeftComputed, kRightComputed          the operand is a value, not memory
 //     kLeftStride, kLeftStrideK, ...         elements from a neighbour along M (N), along K; -1 where that varies
 //     kM, kN, kK, kBatches, kGroup           extents; rows of tiles in a group
+//     rows()                                 M, where kM is -1
 //     left(batch, row, k), right(batch, k, column)   the element's address, or its value
 //     finish<kCount>(batch, row, column, values)     stores kCount neighbours of a row
 //
@@ -42,7 +43,15 @@ struct Tiled {
     static constexpr int kBlock = sizeof(T) > 4 ? 128 : 32;
     static constexpr int kBlockSteps = kBlock / Plan::kTileK > 1 ? kBlock / Plan::kTileK : 1;
 
-    /// How a block's threads share one operand's part of a step, `kExtent` positions along M or N of `kWhole`.
+    __device__ static int rows_of(const Plan& plan) {
+        if constexpr (Plan::kM < 0)
+            return plan.rows();
+        else
+            return Plan::kM;
+    }
+
+    /// How a block's threads share one operand's part of a step, `kExtent` positions along M or N of `whole`; kWhole says
+    /// how many where it is no less than 0.
     template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kWhole, int kStride, int kStrideK>
     struct Share {
         static constexpr int kRow = kExtent + kPad, kPerRow = kExtent / kVector;
@@ -51,11 +60,11 @@ struct Tiled {
         static_assert(kAlongK ? kThreads % Plan::kTileK == 0 : kThreads % kPerRow == 0, "a thread's steps go along one axis");
         static constexpr bool kEven = kStride >= 0 && kStrideK >= 0;
 
-        int k, at, first;
+        int k, at, first, whole;
         const T* from;
 
         template <typename Element>
-        __device__ Share(int first, Element element) : first(first) {
+        __device__ Share(int first, int whole, Element element) : first(first), whole(whole) {
             k = kAlongK ? threadIdx.x % Plan::kTileK : threadIdx.x / kPerRow;
             at = kAlongK ? threadIdx.x / Plan::kTileK : threadIdx.x % kPerRow * kVector;
             if constexpr (!kComputed && kEven) from = element(first + at, k);
@@ -70,7 +79,7 @@ struct Tiled {
                 if (kUnits % kThreads != 0 && turn * kThreads + threadIdx.x >= kUnits) break;
                 const int my_k = k0 + k + turn * kTurnK, my_at = first + at + turn * kTurnAt;
                 const bool inside =
-                    (kWhole % kExtent == 0 || my_at < kWhole) && (Plan::kK % Plan::kTileK == 0 || my_k < Plan::kK);
+                    ((kWhole >= 0 && kWhole % kExtent == 0) || my_at < whole) && (Plan::kK % Plan::kTileK == 0 || my_k < Plan::kK);
                 T* const slot = to + turn * (kTurnK * kRow + kTurnAt);
                 if constexpr (kComputed)
                     *slot = inside ? T(element(my_at, my_k)) : T(0);
@@ -86,21 +95,21 @@ struct Tiled {
     __device__ static void run(const Plan& plan) {
         extern __shared__ __align__(16) char memory[];
         T* const shared = reinterpret_cast<T*>(memory);
-        constexpr int kRowTiles = (Plan::kM + Plan::kTileM - 1) / Plan::kTileM;
+        const int whole_rows = rows_of(plan), row_tiles = (whole_rows + Plan::kTileM - 1) / Plan::kTileM;
         constexpr int kColumnTiles = (Plan::kN + Plan::kTileN - 1) / Plan::kTileN;
-        const int batch = blockIdx.x / (kRowTiles * kColumnTiles), tile = blockIdx.x % (kRowTiles * kColumnTiles);
+        const int batch = blockIdx.x / (row_tiles * kColumnTiles), tile = blockIdx.x % (row_tiles * kColumnTiles);
         const int group = tile / (Plan::kGroup * kColumnTiles), within = tile % (Plan::kGroup * kColumnTiles);
-        const int rows = minimum(kRowTiles - group * Plan::kGroup, Plan::kGroup);
+        const int rows = minimum(row_tiles - group * Plan::kGroup, Plan::kGroup);
         const int row0 = (group * Plan::kGroup + within % rows) * Plan::kTileM, column0 = within / rows * Plan::kTileN;
 
         auto left_element = [&](int row, int k) { return plan.left(batch, row, k); };
         auto right_element = [&](int column, int k) { return plan.right(batch, k, column); };
         Share<Plan::kLeftAlongK, Plan::kLeftVector, Plan::kLeftComputed, Plan::kTileM, Plan::kM, Plan::kLeftStride,
               Plan::kLeftStrideK>
-            left_share(row0, left_element);
+            left_share(row0, whole_rows, left_element);
         Share<Plan::kRightAlongK, Plan::kRightVector, Plan::kRightComputed, Plan::kTileN, Plan::kN, Plan::kRightStride,
               Plan::kRightStrideK>
-            right_share(column0, right_element);
+            right_share(column0, Plan::kN, right_element);
         auto fetch = [&](int step, int stage) {
             if (step < kSteps) {
                 left_share.fetch(shared + stage * kStage, step * Plan::kTileK, left_element);
@@ -166,7 +175,7 @@ struct Tiled {
 #pragma unroll
         for (int i = 0; i < Plan::kThreadM; ++i) {
             const int at_row = row0 + row + i / kFragment * kLanesM * kFragment + i % kFragment;
-            if (Plan::kM % Plan::kTileM != 0 && at_row >= Plan::kM) continue;
+            if ((Plan::kM < 0 || Plan::kM % Plan::kTileM != 0) && at_row >= whole_rows) continue;
 #pragma unroll
             for (int f = 0; f < kFragmentsN; ++f) {
                 const int at = column0 + column + f * kLanesN * kFragment;

@@ -74,7 +74,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
 
 
 def _hopper(context: LoweringContext, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:
-    found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(context) else []
+    found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(context, sized=True) else []
     return found if accepted(context, found, check_hopper_attention) else []
 
 

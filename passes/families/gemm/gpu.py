@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, bounds, floordiv, minimum, mod, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, bounds, floordiv, maximum, minimum, mod, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_
@@ -62,7 +62,7 @@ class _Gemm:
         inside = mod(self.pid, per_group)
         if self.row_blocks % group == 0:
             return add(first, mod(inside, group)), floordiv(inside, group)
-        rows = minimum(sub(self.row_blocks, first), group)
+        rows = maximum(minimum(sub(self.row_blocks, first), group), 1)  # at least 1 as it is, which bounds don't show
         return add(first, mod(inside, rows)), floordiv(inside, rows)
 
     def lower(self) -> LoweredGroup:

@@ -11,7 +11,6 @@ from fusec.ir.nodes import Value
 from fusec.ir.types import contiguous_strides, f16, f32
 from fusec.passes.contraction import Contraction, allows_tf32
 from fusec.passes.convolution import convolution_of
-from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
@@ -96,9 +95,11 @@ def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, dot
     dtype = axes.op.operands[0].type.dtype
     half = dtype.is_half
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
-    if not machine.writes_cuda(context) or dots > 1 or by_tensor_cores or dtype.kind == "float8":
+    n = axes.extents
+    fits = isinstance(n.n, int) and isinstance(n.k, int)
+    if not machine.writes_cuda(context, sized=fits) or dots > 1 or by_tensor_cores or dtype.kind == "float8":
         return []
-    extents, bits = (axes.batches, axes.m, axes.n, axes.k), max(dtype.bits, 32)
+    extents, bits = (machine.extent(n.batches), machine.extent(n.m), axes.n, axes.k), max(dtype.bits, 32)
     return tiled_gemm_candidates(*extents, bits, machine.target, _computed(context))
 
 
@@ -108,20 +109,21 @@ def _computed(context: LoweringContext) -> Computed:
 
 def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[HopperGemmSchedule]:
     """Schedules for the tensor cores' own pipeline, where TMA can fetch the operands."""
-    if not machine.writes_cuda(context):
+    if not machine.writes_cuda(context, sized=True):
         return []
-    result = axes.op.result.type.size
-    beside = [v for v in epilogue_inputs(context) if v.type.size >= result]
+    result = axes.op.result.type.most
+    beside = [v for v in epilogue_inputs(context) if v.type.most >= result]
     fetched = len(context.body.outputs) == 1 and any(_lies_as_rows(context, v, axes) for v in beside)
     bits = axes.op.operands[0].type.dtype.bits
     results = sum(v.type.dtype.is_half for v in context.body.outputs)
     defers = results == len(context.body.outputs)
-    extents = (axes.batches, axes.m, axes.n, axes.k)
+    n = axes.extents
+    extents = (machine.extent(n.batches), machine.extent(n.m), axes.n, axes.k)
     transposed = columns_adjoin(context)
     windows = convolution_of(axes.op, context.producers)
     if windows is not None:
-        extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
-    read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
+        extents = (*extents[:3], fetched_depth(context, windows))
+    read, written = machine.moved(context)
     facts = transposed, windows is not None, read, written
     problem = HopperProblem(*extents, dots, len(beside), bits, defers, *facts, results=results, fetched=int(fetched))
     problem = replace(problem, integers=axes.op.operands[0].type.dtype.is_integer, promotes=_promotes(axes))

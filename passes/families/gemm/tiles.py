@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, mod, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last
 from fusec.ir.nodes import Op
-from fusec.ir.types import DType, i8
+from fusec.ir.types import DType, fixed, i8
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.lower.blocks import GEMM_BLOCKS
@@ -34,20 +35,24 @@ class TileSizes:
 
 
 class TiledMatmuls(Matmuls):
-    """The parts of a template's loop nest: the grid is batch by row tiles by column tiles, in plain order."""
+    """The parts of a template's loop nest: the grid is batch by row tiles by column tiles, in plain order.
+
+    Batches and rows may be symbolic. LoweringError where columns or K are.
+    """
 
     def __init__(self, context: LoweringContext, sizes: TileSizes) -> None:
         super().__init__(context)
         if self.statistics:
             raise LoweringError("a matmul of tiles reduces no rows of its operands")
-        axes, s = self.axes, sizes
-        row_tiles, column_tiles = -(-axes.m // s.m), -(-axes.n // s.n)
-        mo, no = symbol("mo", 0, row_tiles - 1), symbol("no", 0, column_tiles - 1)
-        self.row_tiles, self.column_tiles = Iter(mo, row_tiles), Iter(no, column_tiles)
-        self.step = symbol("k0", 0, axes.k - 1)
-        self.row = _tiled("row", "mi", axes.m, s.m, mul(mo, s.m), s.cluster[0])
-        self.column = _tiled("column", "ni", axes.n, s.n, mul(no, s.n), s.cluster[1])
-        self.depth = _tiled("k", "ki", axes.k, s.k, self.step, 1)
+        s, rows = sizes, self.axes.extents.m
+        columns, depth = fixed((self.axes.extents.n, self.axes.extents.k))
+        row_tiles, column_tiles = ceildiv(rows, s.m), -(-columns // s.n)
+        mo, no = symbol("mo", 0, last(row_tiles)), symbol("no", 0, column_tiles - 1)
+        self.row_tiles, self.column_tiles = Iter.over(mo, row_tiles), Iter(no, column_tiles)
+        self.step = symbol("k0", 0, depth - 1)
+        self.row = _tiled("row", "mi", rows, s.m, mul(mo, s.m), s.cluster[0])
+        self.column = _tiled("column", "ni", columns, s.n, mul(no, s.n), s.cluster[1])
+        self.depth = _tiled("k", "ki", depth, s.k, self.step, 1)
         self.whole: dict[Symbol, Index] = {
             self.i: self.row.whole.var,
             self.j: self.column.whole.var,
@@ -122,8 +127,8 @@ class TiledMatmuls(Matmuls):
         return kinds.pop()
 
 
-def _tiled(name: str, inner: str, extent: int, tile: int, first: Index, together: int) -> TiledAxis:
+def _tiled(name: str, inner: str, extent: Index, tile: int, first: Index, together: int) -> TiledAxis:
     """An axis in tiles, of which so many run together."""
-    limit = None if extent % (tile * together) == 0 else sub(extent, first)
-    whole = Iter(symbol(name, 0, extent - 1), extent)
+    limit = None if mod(extent, tile * together) == 0 else sub(extent, first)
+    whole = Iter.over(symbol(name, 0, sub(extent, 1)), extent)
     return TiledAxis(whole, first, Iter(symbol(inner, 0, tile - 1), tile, limit))

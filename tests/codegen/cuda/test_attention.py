@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,13 @@ from hopper_attention_cases import (  # noqa: E402
     soft_window,
 )
 
+import fusec  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.emit import emit_kernel  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
+from fusec.ir.index import mul  # noqa: E402
+from fusec.ir.indexing import evaluate  # noqa: E402
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 
@@ -116,3 +120,20 @@ def test_refused(shape: tuple[int, ...], schedule: HopperAttentionSchedule, reas
 def test_float32_is_refused() -> None:
     with pytest.raises(RefusedError, match="holds f32"):
         lowered(plain, [(1, 2, 256, 64)] * 3, PING_PONG, torch.float32)
+
+
+@pytest.mark.parametrize("function", [plain, causal], ids=["full", "causal"])
+def test_queries_and_keys_of_symbolic_extent(function: Any) -> None:
+    dims = {"B": (2, 16), "T": (2, 4096)}
+    specs = [fusec.TensorSpec(("B", 8, "T", 64), "bfloat16")] * 3
+    made = fusec.compile(function, *specs, dims=dims, target="cuda:sm_90", cache=False)
+    program = made.specialised({"B": 16, "T": 4096}).executable.program
+    (kernel,) = program.kernels
+    assert kernel.language == "cuda"
+    source = emit_kernel(kernel, SM_90)
+    assert "kHeads = -1, kBlocks = -1" in source.text
+    assert "int heads() const { return B * 8; }" in source.text
+    b, t = source.sizes
+    assert source.tensor_maps[0].shape == (b, 8, t, 64)
+    assert source.tensor_maps[0].strides == (mul(t, 512), mul(t, 64), 64, 1)
+    assert [evaluate(source.grid[0], {"B": n, "T": 5}) for n in (2, 16)] == [16, 128]

@@ -19,8 +19,11 @@ from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, line
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.emit import emit_kernel
+from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.errors import LoweringError
+from fusec.ir.index import mul
+from fusec.ir.indexing import evaluate
 from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -249,3 +252,40 @@ def test_refused(text: str, reason: str) -> None:
     program = lower(parse(text), "cuda:sm_90", precision="tf32", selector=Fixed(SM_90, schedule=TOGETHER)).program
     assert not any(isinstance(k.template, HopperGemm) for k in program.kernels)
     assert any(reason in d.reason for d in program.declined)
+
+
+SIZED = """graph @linear<B in [2, 9], T in [2, 700]>(%x: bf16[B, T, 256], %w: bf16[192, 256], %r: bf16[B, T, 192]) {
+  %h = linear(%x, %w) : bf16[B, T, 192]
+  %y = add(%h, %r) : bf16[B, T, 192]
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("pipeline", [TOGETHER, PING_PONG, SMALL], ids=["together", "ping-pong", "small"])
+def test_rows_of_symbolic_extent(pipeline: HopperGemmSchedule) -> None:
+    kernel = lowered(parse(SIZED), pipeline)
+    source = emit_kernel(kernel, SM_90)
+    assert [s.name for s in source.sizes] == ["B", "T"]
+    assert "kBatches = 1, kRowTiles = -1" in source.text
+    assert "int row_tiles() const { return ((B * T) + 127) / 128; }" in source.text
+    rows = mul(*source.sizes)
+    assert [m.shape for m in source.tensor_maps if m.parameter != 1][:1] == [(rows, 256)]
+    columns, cluster = -(-192 // pipeline.n), pipeline.pipeline.cluster_m
+    few, many = (evaluate(source.grid[0], dict(zip("BT", at, strict=True))) for at in ((2, 3), (9, 700)))
+    assert few == columns * cluster
+    assert columns * cluster <= many <= 132
+    if has_nvrtc():
+        saved = compile_kernels([kernel], SM_90)
+        (cubin,) = saved.cubins.values()
+        assert (cubin.registers, cubin.spills <= 64) == (168, True)
+        again = CudaModule.from_bytes(saved.to_bytes())
+        assert again.text == saved.text
+
+
+def test_columns_of_symbolic_extent_are_left_to_triton() -> None:
+    text = """graph @scores<N in [2, 700]>(%x: bf16[256, 128], %w: bf16[N, 128]) {
+  %y = linear(%x, %w) : bf16[256, N]
+  return %y
+}"""
+    with pytest.raises(LoweringError, match="symbolic"):
+        lowered(parse(text), SMALL)

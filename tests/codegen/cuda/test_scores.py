@@ -135,3 +135,16 @@ def test_ranges() -> None:
     assert range_of(Apply("tanh", (RAW,), f32)) == (-1.0, 1.0)
     assert range_of(Apply("exp2", (times(head, f(10.0)),), f32)) == (-inf, inf)
     assert range_of(RAW) == (-inf, inf)
+
+
+def test_a_distance_has_two_ends() -> None:
+    distance = Apply("abs", (i(KEY - ROW),), i64)
+    found = compared_to_key(Apply("le", (distance, Const(64, i64)), bool_), KEY)
+    ends = [Apply("le", (i(KEY), i(add(ROW, 64))), bool_), Apply("ge", (i(KEY), i(add(ROW, -64))), bool_)]
+    assert found == Apply("logical_and", tuple(ends), bool_)
+    assert set(bounds_of_keys(found, KEY)) == {add(ROW, 64), add(ROW, -64)}
+
+
+def test_a_distance_that_32_bits_do_not_hold_stays() -> None:
+    far = Apply("le", (Apply("abs", (i(KEY - BIG),), i64), Const(64, i64)), bool_)
+    assert compared_to_key(far, KEY) == far
