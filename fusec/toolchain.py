@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from fusec.errors import TargetError
+from fusec.lazily import lazily
 from fusec.packages import is_there, uncollected
 
 
@@ -59,16 +61,37 @@ def require(tool: Tool) -> None:
         raise TargetError(reason)
 
 
+_UNUSED = ("tvm.relax", "tvm.runtime.disco")
+_BACKENDS = "TVM_DEVICE_BACKEND_AUTOLOAD"
+"""TVM's own variable: whether it loads what it has for GPUs and other devices.
+
+A first name that TVM does not know makes it read the debug information of every library of the process, for the
+error's trace: a second. Its backends, and Disco where that was left out of a build, ask for such names."""
+
+
 @contextmanager
 def importing(tool: Tool) -> Iterator[None]:
-    """TargetError where a tool that is installed can't be imported."""
+    """TargetError where a tool that is installed can't be imported. Of TVM only what fusec calls is loaded."""
     try:
-        with uncollected():
+        with uncollected(), _tvm_in_part() if tool is TVM else nullcontext():
             yield
     except (ImportError, OSError) as error:
         if str(getattr(error, "name", None) or "").partition(".")[0] == "fusec":
             raise
         raise TargetError(f"{tool.package} can't be imported ({error}): {_install(tool)}") from error
+
+
+@contextmanager
+def _tvm_in_part() -> Iterator[None]:
+    known = os.environ.get(_BACKENDS)
+    if known is None:
+        os.environ[_BACKENDS] = "0"
+    try:
+        with lazily(_UNUSED):
+            yield
+    finally:
+        if known is None:
+            del os.environ[_BACKENDS]
 
 
 def require_gpu_compiler(target: str, language: str) -> None:
