@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "codegen" / "triton"))
 from range_cases import CASES, DIMS, EXTENTS, Function, Shapes, product, sizes  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+F = torch.nn.functional
 
 
 def tensors(shapes: Shapes, b: int, s: int) -> list[Any]:
@@ -91,3 +92,44 @@ def test_a_file_serves_the_range(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def linear_residual(x: Any, r: Any, w: Any) -> Any:
+    return r + F.linear(x, w)
+
+
+def self_attention(x: Any) -> Any:
+    q, k, v = x.view(*x.shape[:2], 3, 4, 64).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], 256)
+
+
+BY_JIT: dict[str, tuple[Function, Shapes, str]] = {
+    "residual": (linear_residual, (("B", "S", 512), ("B", "S", 768), (768, 512)), "bfloat16"),
+    "f32": (linear_residual, (("B", "S", 96), ("B", "S", 200), (200, 96)), "float32"),
+    "attention": (CASES["attention"][0], (("B", 12, "S", 64),) * 3, "bfloat16"),
+    "causal attention": (CASES["causal attention"][0], (("B", 12, "S", 128),) * 3, "bfloat16"),
+    "packed": (self_attention, (("B", "S", 768),), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", list(BY_JIT))
+def test_no_length_compiles_after_the_second(name: str) -> None:
+    """Sizes from few rows to many run one program, and then those of their own sizes."""
+    f, shapes, dtype = BY_JIT[name]
+    torch.manual_seed(0)
+    jitted = fusec.jit(f, fallback="error")
+
+    def call(b: int, s: int) -> None:
+        given = [torch.randn(size, device="cuda").to(getattr(torch, dtype)) for size in sizes(shapes, b, s)]
+        check(f, jitted, given)
+
+    call(3, 200)
+    call(7, 511)
+    assert len(jitted.dispatcher.plans) == 2
+    for b, s in ((2, 2), (5, 129), (9, 640), (16, 1000), (2, 2000)):
+        call(b, s)
+    for s in range(2, 20):
+        call(2, s)
+    for s in range(1500, 1518):
+        call(7, s)
+    assert len(jitted.dispatcher.plans) == 2
