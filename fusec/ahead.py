@@ -88,13 +88,18 @@ def size_classes(graph: Graph, symbols: Sequence[Symbol]) -> list[SizeClass]:
 
 
 def _rows(graph: Graph, symbols: Sequence[Symbol]) -> int:
-    """How many rows most matmuls have for each one of the product of the symbols; 0 where none has symbolic rows."""
+    """How many rows most matmuls have for each one of the product of the symbols; 0 where none has symbolic rows.
+
+    Of products of batches, attention among them, only what is symbolic counts: blocks of rows are those of one batch.
+    """
     size = prod(map(most, symbols))
-    found = [
-        -(-most(product(op.result.type.shape[:-1])) // size)
-        for op in graph.ops
-        if op.name in _CONTRACTIONS and not op.result.type.is_static
-    ]
+    found: list[int] = []
+    for op in graph.ops:
+        shape = op.result.type.shape[:-1]
+        if op.name in _CONTRACTIONS and not op.result.type.is_static:
+            batched = op.operands[1].type.rank > 2
+            rows = product(n for n in shape if not (batched and isinstance(n, int)))
+            found.append(-(-most(rows) // size))
     return sorted(found)[len(found) // 2] if found else 0
 
 

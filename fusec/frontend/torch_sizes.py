@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -80,7 +81,7 @@ def check_conditions(
         fakes.append(fake)
     try:
         args, kwargs = restore(fakes)
-        with mode, _AllFake(mode), torch.no_grad():
+        with mode, _AllFake(mode), enable_python_dispatcher(), torch.no_grad():  # whose ops take symbolic sizes
             _run_and_take_back(function, args, kwargs)
     except Exception as error:  # not every function runs on symbolic sizes; the samples stand for it
         if strict:
