@@ -73,11 +73,16 @@ def check(f: Any, given: list[Any]) -> None:
 
 @pytest.mark.parametrize("f", [by_where, by_hits, by_mask], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
-    "sizes", [(37, 2, 5, 64, 96), (1, 2, 8, 64, 64), (600, 8, 64, 64, 32), (3000, 2, 8, 40, 24), (20, 2, 6, 33, 17)]
+    "sizes", [(37, 2, 5, 64, 96), (2, 2, 8, 64, 64), (600, 8, 64, 64, 32), (3000, 2, 8, 40, 24), (20, 2, 6, 33, 17)]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_layers(f: Any, sizes: tuple[int, ...], dtype: str) -> None:
     check(f, arguments(*sizes, getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("f", [by_where, by_hits], ids=lambda f: f.__name__)
+def test_one_token(f: Any) -> None:
+    check(f, arguments(1, 2, 8, 64, 64, torch.bfloat16))
 
 
 @pytest.mark.parametrize("number", [0, 3, 7, -1])

@@ -438,7 +438,8 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     moved = p.batches * lines * p.k * p.read(*matrix)
     in_flight = s.lines * s.depth * s.unroll * p.read(*matrix)
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
-    supply = min(1.0, sqrt(min(blocks, resident * target.sms) * in_flight / _IN_FLIGHT))
+    fetched = min(blocks, resident * target.sms) * in_flight
+    supply = min(1.0, sqrt(fetched / _IN_FLIGHT)) if fetched else 1.0  # a matrix that is computed is not fetched
     traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - in_flight / 8192))
     elements = p.batches * p.dots * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
