@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.codegen.cuda.deferred import DeferredEpilogue, deferred_epilogue, whole_epilogue
-from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
+from fusec.codegen.cuda.indices import Step, step_of
+from fusec.codegen.cuda.plan import ALIGNMENT, BOX, EIGHT, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type, register_type
@@ -19,11 +21,13 @@ from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import MAX_RANK, Fetch, fetch_of
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store
-from fusec.tile.scalar import Load
+from fusec.tile.scalar import Load, offset_of
 from fusec.tile.templates import HopperGemm, TemplateOperand, Windows
 
 _CONSUMERS = 2
 _WARPGROUP = 128
+_GROUP = 16
+"""Columns of a group of results (``gemm.cuh``)."""
 _HELD = 192
 """Registers of a consumer's thread for sums: those that grow, and those of the last tile."""
 _SWIZZLED_ROWS = 8
@@ -72,7 +76,9 @@ class _Emitter(PlanWriter):
         outputs = [self._output(s) for s in self.stores]
         staged = [m for m in outputs if m is not None]
         beside = self._beside(outputs)
-        self._constants(a, b, len(staged), beside is not None)
+        leaving = [EIGHT if self._is_eight(s) else moved for s, moved in zip(self.stores, outputs, strict=True)]
+        eights = [s for s, found in zip(self.stores, leaving, strict=True) if found == EIGHT]
+        self._constants(a, b, (len(staged), len(eights)), beside is not None)
         self.members()
         self._count_members()
         if windows is not None:
@@ -83,8 +89,9 @@ class _Emitter(PlanWriter):
             self._fetch_weights(b[0], apart)
         else:
             self._fetches("load_b", "column_tile, int column, int k, int dot", b, self.n)
-        self._finish(outputs, None if beside is None else beside[0])
+        self._finish(leaving, None if beside is None else beside[0])
         self._send(staged)
+        self._store_eights(eights)
         if beside is not None:
             self._fetch_beside(beside[1])
         self._prepare()
@@ -193,7 +200,7 @@ class _Emitter(PlanWriter):
 
     # The plan
 
-    def _constants(self, a: Moved, b: list[Moved], staged: int, fetches: bool) -> None:
+    def _constants(self, a: Moved, b: list[Moved], leaving: tuple[int, int], fetches: bool) -> None:
         p, line = self.pipeline, self.writer.line
 
         def flag(name: str, value: bool) -> str:
@@ -218,7 +225,8 @@ class _Emitter(PlanWriter):
             steps = windows.places * self._depth_of(windows) // self.k.extent
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
-        line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {staged};")
+        line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {leaving[0]};")
+        line(f"static constexpr int kEights = {leaving[1]};")
         line(f"static constexpr bool {flag('kFetches', fetches)};")
         line(f"static constexpr int kDeferred = {self.cut.words if self.cut else 0}, kPromotes = {p.promotes};")
         line(f"static constexpr int kParts = {p.parts};")
@@ -312,6 +320,29 @@ class _Emitter(PlanWriter):
                 where = self.coordinates(m, {-1: "column", row: "row"})
                 self.writer.line(f"if (output == {number}) store_tile({m.name}, from, {where});")
 
+    def _is_eight(self, s: Store) -> bool:
+        """Whether a result of 8 bits lies in whole eights of columns, as lanes that exchange their pairs store them."""
+        flat = offset_of(s.target, s.index)
+        if s.target.dtype.kind != "float8" or self.pipeline.split > 1 or flat is None or self.n.extent % _GROUP:
+            return False
+        limit = step_of(self.n.limit, self.n.var, 8) if self.n.limit is not None else Step(0, 8)
+        step = step_of(flat, self.n.var, 8)
+        whole = limit is not None and not limit.along and limit.multiple % 8 == 0
+        return whole and step is not None and step.along == 1 and step.multiple % 8 == 0
+
+    def _store_eights(self, eights: list[Store]) -> None:
+        line = self.writer.line
+        head = "int output, u64 bytes, int batch, int row_tile, int column_tile, int row, int column"
+        line()
+        with self.writer.block(f"void store_eight({head}) const"):
+            if eights:
+                self.leave_outside(0)
+            for number, s in enumerate(eights):
+                flat = offset_of(s.target, s.index)
+                assert flat is not None
+                where = self.address(self.buffers[s.target], self.index(flat))
+                line(f"if (output == {number}) *reinterpret_cast<u64*>({where}) = bytes;")
+
     def _fetch_beside(self, moved: Moved) -> None:
         head = "char* to, Barrier& full, int batch, int row_tile, int column_tile, int row, int column"
         self.writer.line()
@@ -327,7 +358,7 @@ class _Emitter(PlanWriter):
 
     # The epilogue
 
-    def _finish(self, outputs: list[Moved | None], beside: Load | None) -> None:
+    def _finish(self, outputs: Sequence[Moved | str | None], beside: Load | None) -> None:
         count, cut, line = sum(m is not None for m in outputs), self.cut, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
         kind = register_type(self.nest.sums[0].dtype)

@@ -24,6 +24,8 @@ from fusec.tile.templates import Windows
 BOX = 64
 """Elements of 16 bits in a swizzled row; rows and columns of the results that leave shared memory together."""
 ROW_BYTES = 128
+EIGHT = "eight"
+"""A result of 8 bits that leaves registers in eight columns of a row at a time."""
 ALIGNMENT = 1024
 """Of swizzled boxes, in bytes."""
 
@@ -275,7 +277,8 @@ class PlanWriter:
     def results(
         self, staged: Sequence[object], cut: DeferredEpilogue | None = None, known: Mapping[Load, str] | None = None
     ) -> None:
-        """Two neighbours of each result: packed into ``staged`` where that is true, else stored.
+        """Two neighbours of each result: packed into ``staged`` where that is true (those that are :data:`EIGHT` behind
+        the others), else stored.
 
         cut: what the results are computed from, in ``deferred``; else from the accumulators.
         known: what has been read, where what is packed beyond the limits does not leave."""
@@ -293,7 +296,7 @@ class PlanWriter:
         roots = [unrounded(s) for s in stores]
         pairs = {**known, **self._read_pairs(roots, known)}
         found = [self._values(lane, pairs, roots) for lane in range(2)]
-        number = 0
+        order = sorted((k for k, x in enumerate(staged) if x), key=lambda k: staged[k] == EIGHT)
         for k, (store, is_packed) in enumerate(zip(stores, staged, strict=True)):
             low, high = (bare(_as_float(r[k], roots[k], store.target)) for r in found)
             if not is_packed:
@@ -302,8 +305,7 @@ class PlanWriter:
             packed = f"{store.target.dtype.name}::pack({low}, {high})"
             if isinstance(store.value, Load) and store.value.dtype is store.target.dtype:
                 packed = slots.get(store.value.buffer, packed)
-            self.writer.line(f"staged[{number}] = {packed};")
-            number += 1
+            self.writer.line(f"staged[{order.index(k)}] = {packed};")
 
     def text(self, header: str, body: str, threads: int, cluster: int = 1, together: int = 1) -> str:
         """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``.

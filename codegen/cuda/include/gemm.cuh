@@ -16,6 +16,9 @@
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     row_tiles(), batches()                 how many there are, where kRowTiles or kBatches is -1
 //     kStaged                                outputs stored through shared memory, 16 bits each
+//     kEights                                outputs of 8 bits of which `finish` packs pairs, behind those that are staged:
+//     store_eight(output, bytes, batch, row_tile, column_tile, row, column)
+//                                            stores eight columns of a row, where they are within the result
 //     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, dot)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
 //     prepare()                              fetches the tensor maps themselves
@@ -301,7 +304,7 @@ __device__ void multiply(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier*
 template <typename Plan>
 struct Outlet {
     using L = Layout<Plan>;
-    static constexpr int kStaged = Plan::kStaged, kWords = kStaged > 0 ? kStaged : 1;
+    static constexpr int kStaged = Plan::kStaged, kWords = kStaged + Plan::kEights > 0 ? kStaged + Plan::kEights : 1;
     static constexpr int kAcross = (Plan::kTileN + 63) / 64, kChunks = L::kFragments * kAcross;
     static_assert(!Plan::kFetches || kStaged == 1, "what is fetched lies beside one output, in one of two buffers");
     char* staging;
@@ -475,6 +478,36 @@ __device__ void finish_pair(const Plan& plan, const Tiles<Plan>& tile, int row, 
     }
 }
 
+/// Eight columns of a row for each lane of four that hold two columns of two rows in two halves of a group: `low` and
+/// `high` are a lane's pairs in the first and in the second row. Lane 0 gets the first row's first half, lane 1 its
+/// second, lanes 2 and 3 those of the second row.
+__device__ inline u64 exchange_pairs(u32 low, u32 high) {
+    int lane = threadIdx.x % 4;
+    u32 own = lane < 2 ? low : high, other = __shfl_xor_sync(0xffffffff, lane < 2 ? high : low, 2);
+    bool second = lane % 2;
+    u32 firsts = __byte_perm(own, other, 0x5410), seconds = __byte_perm(own, other, 0x7632);
+    u32 mine = second ? seconds : firsts, theirs = __shfl_xor_sync(0xffffffff, second ? firsts : seconds, 1);
+    u32 even = second ? theirs : mine, odd = second ? mine : theirs;
+    u32 here = __byte_perm(even, odd, 0x5410), there = __byte_perm(even, odd, 0x7632);
+    return lane < 2 ? u64(there) << 32 | here : u64(here) << 32 | there;
+}
+
+/// Stores a group's results of 8 bits.
+template <typename Plan>
+__device__ void store_eights(const Plan& plan, const Tiles<Plan>& tile, int first_row, int g,
+                             const u32 (&staged)[4][Outlet<Plan>::kWords]) {
+    using G = Groups<Plan>;
+#pragma unroll
+    for (int k = Plan::kStaged; k < Plan::kStaged + Plan::kEights; ++k) {
+        u64 bytes = exchange_pairs(__byte_perm(staged[0][k], staged[2][k], 0x5410),
+                                   __byte_perm(staged[1][k], staged[3][k], 0x5410));
+        int lane = threadIdx.x % 4;
+        plan.store_eight(k - Plan::kStaged, bytes, tile.batch, tile.row, tile.column,
+                         first_row + G::first_row(g) + fragment_row() + lane / 2 * 8,
+                         G::first_column(g) + lane % 2 * 8);
+    }
+}
+
 /// A consumer's results through the epilogue.
 template <typename Plan, typename Reads>
 __device__ void finish_tile(const Plan& plan, Sums<Plan>& acc, Reads& prefetched, Outlet<Plan>& outlet,
@@ -498,6 +531,7 @@ __device__ void finish_tile(const Plan& plan, Sums<Plan>& acc, Reads& prefetched
                         prefetched.points[g % Reads::kPoints][i], beside[i], values, staged[i]);
         }
         prefetched.advance(plan, tile, first_row, g);
+        store_eights(plan, tile, first_row, g, staged);
         outlet.put(G::slot(g), staged);
         if (G::fetches(g)) outlet.fetch_next(plan, tile, first_row, G::chunk(g) + 1);
         if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
@@ -577,6 +611,7 @@ struct Deferred {
                     finish_pair(plan, tile, first_row + G::row(g, i), G::column(g, i), prefetched.columns[i / 2],
                                 prefetched.points[g % prefetched.kPoints][i], beside[i], pairs[g][i], staged[i]);
             prefetched.advance(plan, tile, first_row, g);
+            store_eights(plan, tile, first_row, g, staged);
             outlet.put(G::slot(g), staged);
             if (G::fetches(g)) outlet.fetch_next(plan, tile, first_row, G::chunk(g) + 1);
             if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
