@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
@@ -47,17 +47,19 @@ class HopperGemmSchedule:
             ("stages", self.stages),
             *((("split", p.split),) if p.split > 1 else ()),
             *((("promotes", p.promotes),) if p.promotes else ()),
+            *((("parts", p.parts),) if p.parts > 1 else ()),
         )
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block's tile."""
+    """A block's tile; ``parts`` as in ``Pipeline``."""
 
     m: int
     n: int
     stages: int
     ping_pong: bool
+    parts: int = 1
 
 
 _ROWS, _WIDEST = 128, 256
@@ -66,8 +68,8 @@ _WIDTHS = (256, 128, 64)
 _UNIT, _INTEGER_UNIT = 8, 16
 """Columns of the narrowest instruction; of wider ones for integers, multiples of which there are."""
 _WIDEST_PROMOTED, _HELD = 192, 192
-"""Columns for which a thread has registers where sums are promoted; registers for sums that grow, those that they are
-added to, and those of the last tile."""
+"""Columns for which a thread has registers where sums are promoted, all at once; registers for sums that grow, those that
+they are added to, and those of the last tile."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
 """The share of the widest tile's rate that matmuls of so many columns reach; between them, in proportion. Narrow ones
 wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
@@ -76,8 +78,8 @@ _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 
 """For two matmuls of one left operand, by the columns of both."""
 _OF_EIGHT_BITS: tuple[tuple[int, float], ...] = ((256, 1.0), (192, 0.95), (128, 0.8), (64, 0.5), (0, 0.3))
 """For matmuls of 8 bits, of one or two (8192×4096×14336 on an H200)."""
-_SHARE_PROMOTED = 0.94
-"""What is left of it where sums are promoted."""
+_SHARE_PROMOTED, _SHARE_IN_PARTS = 0.94, 0.88
+"""What is left of it where sums are promoted, of all columns or in parts."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
 _CONSUMERS, _WARPGROUP, _CHUNK, _RESERVED = 2, 128, 8192, 2048
@@ -143,11 +145,16 @@ class HopperProblem:
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
 
-    def holds_sums(self, tile: _Tile) -> bool:
-        """Whether a tile's sums can be kept while the next one's grow, so that all of the epilogue is deferred."""
+    def defers_in(self, tile: _Tile) -> bool:
+        """Whether the epilogue runs under the next tile's matmuls: all of it, where a tile's sums can be kept while the
+        next one's grow, or what is behind a rounding to 16 bits."""
+        if tile.ping_pong:
+            return False
         sums = tile.n * self.dots * _ROWS // (_CONSUMERS * _WARPGROUP)
-        held = self.bits == 8 or self.promotes > 0
-        return held and not tile.ping_pong and sums * (3 if self.promotes else 2) <= _HELD
+        grow = sums + (sums // tile.parts if self.promotes else 0)
+        if (self.bits == 8 or self.promotes) and grow + sums <= _HELD:
+            return True
+        return self.defers and (not self.promotes or grow + sums // (2 * self.dots) <= _HELD)
 
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
@@ -159,7 +166,8 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
     found: dict[HopperGemmSchedule, None] = {}
     for tile in _tiles(p, target):
         for cluster, split in _clusters(p, tile, target):
-            pipeline = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split, promotes=p.promotes)
+            shared = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split)
+            pipeline = replace(shared, promotes=p.promotes, parts=tile.parts)
             seconds = target.rates.launch + _START + _predict(p, tile, cluster, split, target)
             depth = _ROW_BYTES * 8 // p.bits
             found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds)] = None
@@ -173,7 +181,11 @@ def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
         stages = min(_MOST_STAGES, (target.shared_memory - _beside(p)) // stage)
         if n * p.dots <= _ROWS and not p.promotes:
             yield _Tile(_ROWS, n, stages, True)
-        yield _Tile(_ROWS, n, stages, False)
+        columns = n * p.dots
+        if p.promotes != 1 or columns <= _WIDEST_PROMOTED:
+            yield _Tile(_ROWS, n, stages, False)
+        if p.promotes == 1 and columns > _ROWS and columns % (2 * _UNIT) == 0:
+            yield _Tile(_ROWS, n, stages, False, 2)
 
 
 def _beside(p: HopperProblem) -> int:
@@ -183,7 +195,7 @@ def _beside(p: HopperProblem) -> int:
 
 def _widths(p: HopperProblem) -> list[int]:
     """Columns of a tile: of any results, and those that cut this one's columns in equal parts."""
-    widest = (_WIDEST_PROMOTED if p.promotes else _WIDEST) // p.dots
+    widest = (_WIDEST_PROMOTED if p.promotes > 1 else _WIDEST) // p.dots
     found = {n for n in _WIDTHS if n <= widest}
     if p.dots == 1 and not p.transposed:
         parts = range(ceil(p.n / widest), max(1, p.n // _WIDTHS[-1]) + 1)
@@ -191,7 +203,7 @@ def _widths(p: HopperProblem) -> list[int]:
         if p.n <= widest:
             found.add(round_up(p.n, _UNIT))
     if p.promotes:
-        found.add(widest)
+        found.add(_WIDEST_PROMOTED // p.dots)
     if p.integers:
         found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
@@ -236,7 +248,7 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
     traffic = reading + p.written / target.rates.copy
     if tile.ping_pong:
         return _together(waves * max(multiply, (multiply + epilogue) / 2), traffic) + epilogue
-    if p.holds_sums(tile) or (p.defers and not p.promotes):
+    if p.defers_in(tile):
         shown = max(0.0, 1 - ceil(p.k / depth) / _PORTIONS) if beside else 0.0
         each = max(multiply, epilogue) + shown * epilogue + _DEFERRED * area
         return _together(waves * each, traffic) + epilogue
@@ -251,7 +263,8 @@ def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
         rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
     number = next(k for k, (n, _) in enumerate(rates) if n < columns)
     (wide, most), (fewer_columns, least) = rates[number - 1], rates[number]
-    most, least = (rate * (_SHARE_PROMOTED if p.promotes else 1.0) for rate in (most, least))
+    share = (_SHARE_PROMOTED if tile.parts == 1 else _SHARE_IN_PARTS) if p.promotes else 1.0
+    most, least = most * share, least * share
     return least + (most - least) * (columns - fewer_columns) / (wide - fewer_columns)
 
 

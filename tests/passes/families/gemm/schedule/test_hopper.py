@@ -176,3 +176,36 @@ def test_a_residual_under_few_steps_is_finished_by_ping_pong() -> None:
 def test_a_residual_that_tma_fetches_costs_less() -> None:
     read, fetched = (first(8192, 2048, 2048, reads=1, fetched=n, defers=True).seconds for n in (0, 1))
     assert fetched < read
+
+
+EIGHT = {"bits": 8, "defers": True}
+
+
+def test_sums_of_8_bit_floats_are_promoted() -> None:
+    schedules = found(8192, 14336, 4096, promotes=1, **EIGHT)
+    assert {s.pipeline.promotes for s in schedules} == {1}
+    assert {s.k for s in schedules} == {128}
+    assert not any(s.pipeline.ping_pong for s in schedules)
+    parts = {(s.n, s.pipeline.parts) for s in schedules}
+    assert {(256, 2), (192, 1), (192, 2), (128, 1)} <= parts
+    assert not {(256, 1), (128, 2)} & parts
+
+
+def test_halves_are_promoted_with_all_columns_at_once() -> None:
+    schedules = found(8192, 14336, 8192, promotes=16)
+    assert {(s.pipeline.promotes, s.pipeline.parts) for s in schedules} == {(16, 1)}
+    assert max(s.n for s in schedules) == 192
+
+
+def test_two_products_share_the_columns() -> None:
+    schedules = found(8192, 14336, 4096, promotes=1, dots=2, **EIGHT)
+    assert {(s.n, s.pipeline.parts) for s in schedules} == {(128, 2), (96, 1), (96, 2), (64, 1)}
+
+
+def test_bytes_have_columns_in_sixteens_and_no_split() -> None:
+    for n in (14336, 200, 4096):
+        schedules = found(8192, n, 4096, integers=True, **EIGHT)
+        assert schedules
+        assert all(s.n % 16 == 0 and not s.pipeline.promotes for s in schedules)
+    assert {s.pipeline.split for s in found(128, 4096, 4096, integers=True, **EIGHT)} <= {1}
+    assert {s.pipeline.split for s in found(128, 4096, 4096, promotes=1, **EIGHT)} == {2, 3}
