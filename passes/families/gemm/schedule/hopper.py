@@ -68,8 +68,8 @@ _WIDTHS = (256, 128, 64)
 _UNIT, _INTEGER_UNIT = 8, 16
 """Columns of the narrowest instruction; of wider ones for integers, multiples of which there are."""
 _WIDEST_PROMOTED, _HELD = 192, 192
-"""Columns for which a thread has registers where sums are promoted, all at once; registers for sums that grow, those that
-they are added to, and those of the last tile."""
+"""Columns for which a thread has registers where sums are promoted, all at once; registers for sums that grow, those
+that they are added to, and those of the last tile."""
 _RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
 """The share of the widest tile's rate that matmuls of so many columns reach; between them, in proportion. Narrow ones
 wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
