@@ -9,10 +9,11 @@ are added up in f32. Bytes are added up in 32 bits, without any error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 
-from fusec.ir.attributes import CastAttributes, DotAttributes
+from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, bounds, product
 from fusec.ir.nodes import Op, Value
@@ -31,7 +32,10 @@ _DEEPEST = 2**31 // 128**2 - 1
 """Products of bytes that 32 bits hold the sum of."""
 _WIDE = (f32, bf16, f16)
 _VIEWS = ("permute", "reshape", "slice")
-_FEW_DIGITS = (bf16, f8e4m3, f8e5m2)
+_LARGEST = {f8e4m3: 448.0, f8e5m2: 57344.0}
+"""Beyond which a rounding to 8 bits jumps: to NaN, or to infinity."""
+_LIMITS = 12
+"""Ops, one behind another, that are looked through for a value's bounds."""
 
 
 Log = Callable[[Declined], None]
@@ -148,14 +152,17 @@ def _again(r: Rewriter, path: list[Op], dtype: DType | None) -> Value:
 
 
 def _rounded_soon(graph: Graph) -> frozenset[Value]:
-    """Values of which all that is made is rounded to bf16 or 8 bits, and nothing jumps before."""
-    uses, outputs = graph.uses(), frozenset(graph.outputs)
+    """Values of which all that is made is rounded to bf16, or to 8 bits in their range, and nothing jumps before."""
+    uses, outputs, producers = graph.uses(), frozenset(graph.outputs), graph.producers()
     found: set[Value] = set()
 
     def rounds(op: Op, value: Value) -> bool:
         if isinstance(op.attributes, CastAttributes):
             dtype = op.attributes.dtype
-            return dtype in _FEW_DIGITS or (dtype is f32 and op.result in found)
+            if dtype in _LARGEST:
+                low, high = _bounds(op.operands[0], producers)
+                return -_LARGEST[dtype] <= low and high <= _LARGEST[dtype]
+            return dtype is bf16 or (dtype is f32 and op.result in found)
         if op.definition.kind not in ("view", "elementwise"):
             return False
         if op.definition.jumps:
@@ -167,6 +174,33 @@ def _rounded_soon(graph: Graph) -> frozenset[Value]:
             if value not in outputs and all(rounds(reader, value) for reader in uses[value]):
                 found.add(value)
     return frozenset(found)
+
+
+def _bounds(value: Value, producers: Mapping[Value, Op], most: int = _LIMITS) -> tuple[float, float]:
+    """What clamps say of a value."""
+    op, unknown = producers.get(value), (-inf, inf)
+    if op is None or not most:
+        return unknown
+    if isinstance(op.attributes, ConstantAttributes):
+        number = op.attributes.value
+        return unknown if isinstance(number, complex) or number != number else (float(number), float(number))
+    if op.name in ("cast", "copy") or op.definition.kind == "view":
+        return _bounds(op.operands[0], producers, most - 1)
+    keeps = _kept(op, producers)
+    if keeps is None:
+        return unknown
+    a, b = (_bounds(v, producers, most - 1) for v in op.operands[-2:])
+    return keeps(a[0], b[0]), keeps(a[1], b[1])
+
+
+def _kept(op: Op, producers: Mapping[Value, Op]) -> Callable[[float, float], float] | None:
+    """``min`` or ``max`` where an op keeps the lesser or the greater of its last two operands."""
+    if op.name in ("minimum", "fmin", "maximum", "fmax"):
+        return min if op.name in ("minimum", "fmin") else max
+    comparison = producers.get(op.operands[0]) if op.name == "select" else None
+    if comparison is None or not _limits(op, comparison, op.operands[2]):
+        return None
+    return min if (comparison.name in ("lt", "le")) is (comparison.operands[0] is op.operands[1]) else max
 
 
 def _limits(op: Op, comparison: Op, value: Value) -> bool:

@@ -103,7 +103,7 @@ class _Emitter(PlanWriter):
             _THREADS,
             self._shared(len(staged)),
             tensor_maps=tuple(m.map for m in self.maps),
-            shapes=(self.n.extent * len(self.nest.sums) // p.parts,),
+            shapes=(self.n.extent * len(self.nest.sums),),
             aligned=True,
             overlaps=True,
             sizes=kernel.sizes,
@@ -114,7 +114,7 @@ class _Emitter(PlanWriter):
         if p.ping_pong or p.split > 1:
             return None
         sums = self.m.extent // _CONSUMERS * self.n.extent * len(nest.sums) // _WARPGROUP
-        grow = sums + (sums // p.parts if p.promotes else 0)
+        grow = sums * (2 if p.promotes else 1)
         if (self.dtype.bits == 8 or p.promotes) and grow + sums <= _HELD:
             return whole_epilogue(self.stores, nest.sums)
         cut = deferred_epilogue(self.stores, self.accumulators)
@@ -229,7 +229,6 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kEights = {leaving[1]};")
         line(f"static constexpr bool {flag('kFetches', fetches)};")
         line(f"static constexpr int kDeferred = {self.cut.words if self.cut else 0}, kPromotes = {p.promotes};")
-        line(f"static constexpr int kParts = {p.parts};")
         batches, rows = self._counts()
         known = (n if isinstance(n, int) else -1 for n in (batches, rows))
         counts = (*known, self.nest.column_tiles.extent)

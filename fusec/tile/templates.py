@@ -20,7 +20,6 @@ class Pipeline:
     ``group`` rows of clusters. ``ping_pong``: a block's two consumers do a tile each, one multiplying while the other
     stores; else they do halves of the rows of one tile. ``split``: blocks of a cluster that share one tile, each with a
     part of K. ``promotes``: steps along K after which sums of 8-bit floats are added to others in f32; 0 for never.
-    ``parts``: of a tile's columns, multiplied one after another where each step promotes.
     """
 
     cluster_m: int
@@ -30,7 +29,6 @@ class Pipeline:
     persistent: bool = False
     split: int = 1
     promotes: int = 0
-    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,25 @@ CLAMPED = """%g = gt(%h, f32(448.0)) : bool[96, 80]
       %y = cast(%d) : f8e4m3[96, 80]"""
 
 
+NAMED = """%c = minimum(%h, f32(448.0)) : f32[96, 80]
+      %d = maximum(%c, f32(-448.0)) : f32[96, 80]
+      %r = reshape(%d) : f32[7680]
+      %y = cast(%r) : f8e4m3[7680]"""
+
+
 @pytest.mark.parametrize(
     ("tail", "wanted"),
     [
         (ROUNDED, "f8e4m3"),
         (CLAMPED, "f8e4m3"),
         ("%y = cast(%h) : f16[96, 80]", "f16"),
+        ("%y = cast(%h) : f8e4m3[96, 80]", "f16"),  # NaN beyond 464
+        (CLAMPED.replace("448", "449"), "f16"),
+        (CLAMPED.replace("gt(%h", "lt(%h"), "f16"),
+        (CLAMPED.replace("f8e4m3[", "f8e5m2[").replace("448", "57344"), "f8e4m3"),
+        (NAMED, "f8e4m3"),
+        (NAMED.replace("maximum", "minimum"), "f16"),
+        (NAMED.replace("reshape(%d)", "reshape(%c)"), "f16"),
         ("%p = floor(%h) : f32[96, 80]\n%y = cast(%p) : bf16[96, 80]", "f16"),
         ("%g = gt(%h, f32(1.0)) : bool[96, 80]\n%y = select(%g, f32(1.0), f32(0.0)) : f32[96, 80]", "f16"),
         ("%t = reduce_sum(%h) {axes=[1]} : f32[96]\n%y = cast(%t) : bf16[96]", "f16"),

@@ -6,8 +6,6 @@
 //     using Type                             bf16, f16, tf32, or one of 8 bits (wgmma.cuh)
 //     kPromotes                              steps along K after which sums of 8-bit floats are added to others in f32:
 //                                            the tensor cores' own keep 13 digits. 0: never
-//     kParts                                 1 or, where each step promotes, parts of the columns multiplied one after
-//                                            another, so that the sums to be added take fewer registers
 //     kTileM, kTileN                         what the consumers compute together, or each with kPingPong
 //     kStages, kClusterM, kClusterN, kGroup  buffers prefetched; blocks that share operands; rows of tiles in a group
 //     kPingPong                              ping-pong: one consumer multiplies while the other stores
@@ -179,26 +177,21 @@ __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barr
         fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(plan, number, rank), shares, 0, Plan::kSteps);
 }
 
-/// Starts the MMAs of one step, which a consumer waits for: of all columns, or of part `number` of kParts.
-template <typename Plan, int kParts = 1>
-__device__ void multiply_step(typename Layout<Plan>::Sum (&acc)[Layout<Plan>::kFragments]
-                                                              [Layout<Plan>::kColumns / kParts / 2],
-                              char* stage, int first_row, bool adds, int number = 0) {
+/// Starts the MMAs of one step, which a consumer waits for.
+template <typename Plan>
+__device__ void multiply_step(Sums<Plan>& acc, char* stage, int first_row, bool adds) {
     using L = Layout<Plan>;
-    constexpr int kColumns = L::kColumns / kParts;
-    static_assert(kParts == 1 || (!Plan::kTransposedB && kColumns % 8 == 0), "parts begin where the swizzle does");
     using Type = typename Plan::Type;
     constexpr int kDepthBytes = 64 * kBoxRow;
     u64 a = Plan::kTransposedA ? describe_transposed(stage + first_row * kBoxRow, kDepthBytes)
                            : describe_k_major(stage + first_row * kBoxRow);
-    u64 b = Plan::kTransposedB ? describe_transposed(stage + L::kA, kDepthBytes)
-                               : describe_k_major(stage + L::kA + number * kColumns * kBoxRow);
+    u64 b = Plan::kTransposedB ? describe_transposed(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int m = 0; m < L::kFragments; ++m)
-            Wgmma<kColumns>::template shared<Type, Plan::kTransposedA, Plan::kTransposedB>(
+            Wgmma<L::kColumns>::template shared<Type, Plan::kTransposedA, Plan::kTransposedB>(
                 acc[m], step_k<Plan::kTransposedA>(step_bytes(a, m * 64 * kBoxRow), k), step_k<Plan::kTransposedB>(b, k),
                 adds || k > 0);
     wgmma_commit();
@@ -210,29 +203,15 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
                                    Ring<Plan::kStages>& ring, int first_row, bool releases, int releases_at, int steps,
                                    const Meanwhile& meanwhile, const AtEnd& at_end) {
     using L = Layout<Plan>;
-    constexpr int kParts = Plan::kParts, kEach = L::kColumns / kParts / 2;
-    static_assert(kParts == 1 || Plan::kPromotes == 1, "parts share the registers of their sums");
-    typename L::Sum part[L::kFragments][kEach];
+    Sums<Plan> part;
     int before = 0;
 #pragma unroll
     for (int m = 0; m < L::kFragments; ++m)
 #pragma unroll
         for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] = 0;
-    auto start_part = [&](int step, int number) {
-        multiply_step<Plan, kParts>(part, buffers + ring.stage * L::kStage, first_row, step % Plan::kPromotes > 0,
-                                    number);
-    };
-    auto add_part = [&](int number) {
-#pragma unroll
-        for (int m = 0; m < L::kFragments; ++m) {
-            keep_here(part[m]);
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) acc[m][number * kEach + i] += part[m][i];
-        }
-    };
     auto begin = [&](int step) {
         full[ring.stage].wait(ring.parity);
-        start_part(step, 0);
+        multiply_step<Plan>(part, buffers + ring.stage * L::kStage, first_row, step % Plan::kPromotes > 0);
     };
     auto end = [&](int step) {
         bool adds = (step + 1) % Plan::kPromotes == 0 || step + 1 == steps;
@@ -242,14 +221,13 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
             wgmma_wait<1>();
         if (step % Plan::kPromotes > 0 && releases) empty[before].arrive_at(releases_at);
         if (adds) {
-#pragma unroll
-            for (int number = 0; number + 1 < kParts; ++number) {
-                add_part(number);
-                start_part(step, number + 1);
-                wgmma_wait<0>();
-            }
             if (releases) empty[ring.stage].arrive_at(releases_at);
-            add_part(kParts - 1);
+#pragma unroll
+            for (int m = 0; m < L::kFragments; ++m) {
+                keep_here(part[m]);
+#pragma unroll
+                for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] += part[m][i];
+            }
         }
         before = ring.stage;
         ring.advance();
@@ -550,8 +528,7 @@ struct Deferred {
     using G = Groups<Plan>;
     static constexpr int kPortions = G::kCount < Plan::kSteps ? G::kCount : Plan::kSteps;
     static constexpr int kValues = Plan::kDeferred > 0 ? Plan::kDeferred : 1;
-    static constexpr int kSums = L::kFragments * L::kColumns / 2;
-    static constexpr int kAccumulators = kSums + (Plan::kPromotes > 0 ? kSums / Plan::kParts : 0);
+    static constexpr int kAccumulators = L::kFragments * L::kColumns / 2 * (Plan::kPromotes > 0 ? 2 : 1);
     static constexpr int kPairs = G::kCount * 4 * kValues;
     static constexpr bool kReadsEarly = kAccumulators + kWordsOf<typename Plan::Early> * G::kAcross * 2 <= 192;
     u32 pairs[G::kCount][4][kValues];

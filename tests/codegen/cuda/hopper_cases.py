@@ -22,9 +22,8 @@ def schedule(
     k: int = 64,
     split: int = 1,
     promotes: int = 0,
-    parts: int = 1,
 ) -> HopperGemmSchedule:
-    pipeline = Pipeline(*cluster, 4, ping_pong, split=split, promotes=promotes, parts=parts)
+    pipeline = Pipeline(*cluster, 4, ping_pong, split=split, promotes=promotes)
     return HopperGemmSchedule(m, n, k, stages, pipeline)
 
 

@@ -47,19 +47,17 @@ class HopperGemmSchedule:
             ("stages", self.stages),
             *((("split", p.split),) if p.split > 1 else ()),
             *((("promotes", p.promotes),) if p.promotes else ()),
-            *((("parts", p.parts),) if p.parts > 1 else ()),
         )
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block's tile; ``parts`` as in ``Pipeline``."""
+    """A block's tile."""
 
     m: int
     n: int
     stages: int
     ping_pong: bool
-    parts: int = 1
 
 
 _ROWS, _WIDEST = 128, 256
@@ -78,8 +76,11 @@ _PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 
 """For two matmuls of one left operand, by the columns of both."""
 _OF_EIGHT_BITS: tuple[tuple[int, float], ...] = ((256, 1.0), (192, 0.95), (128, 0.8), (64, 0.5), (0, 0.3))
 """For matmuls of 8 bits, of one or two (8192×4096×14336 on an H200)."""
-_SHARE_PROMOTED, _SHARE_IN_PARTS = 0.94, 0.88
-"""What is left of it where sums are promoted, of all columns or in parts."""
+_SHARE_PROMOTED = 0.94
+"""What is left of it where sums are promoted."""
+_WIDE_IN_TURNS = 0.93
+"""What is left by ping-pong where no result has 16 bits (8192×4096×14336 of f16 with f32 results: 1.49 ms, together
+1.35)."""
 _IN_ONE_WAVE = 0.8
 """The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
 _CONSUMERS, _WARPGROUP, _CHUNK, _RESERVED = 2, 128, 8192, 2048
@@ -151,7 +152,7 @@ class HopperProblem:
         if tile.ping_pong:
             return False
         sums = tile.n * self.dots * _ROWS // (_CONSUMERS * _WARPGROUP)
-        grow = sums + (sums // tile.parts if self.promotes else 0)
+        grow = sums * (2 if self.promotes else 1)
         if (self.bits == 8 or self.promotes) and grow + sums <= _HELD:
             return True
         return self.defers and (not self.promotes or grow + sums // (2 * self.dots) <= _HELD)
@@ -167,7 +168,7 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
     for tile in _tiles(p, target):
         for cluster, split in _clusters(p, tile, target):
             shared = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split)
-            pipeline = replace(shared, promotes=p.promotes, parts=tile.parts)
+            pipeline = replace(shared, promotes=p.promotes)
             seconds = target.rates.launch + _START + _predict(p, tile, cluster, split, target)
             depth = _ROW_BYTES * 8 // p.bits
             found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds)] = None
@@ -181,11 +182,7 @@ def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
         stages = min(_MOST_STAGES, (target.shared_memory - _beside(p)) // stage)
         if n * p.dots <= _ROWS and not p.promotes:
             yield _Tile(_ROWS, n, stages, True)
-        columns = n * p.dots
-        if p.promotes != 1 or columns <= _WIDEST_PROMOTED:
-            yield _Tile(_ROWS, n, stages, False)
-        if p.promotes == 1 and columns > _ROWS and columns % (2 * _UNIT) == 0:
-            yield _Tile(_ROWS, n, stages, False, 2)
+        yield _Tile(_ROWS, n, stages, False)
 
 
 def _beside(p: HopperProblem) -> int:
@@ -195,7 +192,7 @@ def _beside(p: HopperProblem) -> int:
 
 def _widths(p: HopperProblem) -> list[int]:
     """Columns of a tile: of any results, and those that cut this one's columns in equal parts."""
-    widest = (_WIDEST_PROMOTED if p.promotes > 1 else _WIDEST) // p.dots
+    widest = (_WIDEST_PROMOTED if p.promotes else _WIDEST) // p.dots
     found = {n for n in _WIDTHS if n <= widest}
     if p.dots == 1 and not p.transposed:
         parts = range(ceil(p.n / widest), max(1, p.n // _WIDTHS[-1]) + 1)
@@ -203,7 +200,7 @@ def _widths(p: HopperProblem) -> list[int]:
         if p.n <= widest:
             found.add(round_up(p.n, _UNIT))
     if p.promotes:
-        found.add(_WIDEST_PROMOTED // p.dots)
+        found.add(widest)
     if p.integers:
         found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
@@ -263,7 +260,8 @@ def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
         rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
     number = next(k for k, (n, _) in enumerate(rates) if n < columns)
     (wide, most), (fewer_columns, least) = rates[number - 1], rates[number]
-    share = (_SHARE_PROMOTED if tile.parts == 1 else _SHARE_IN_PARTS) if p.promotes else 1.0
+    share = _SHARE_PROMOTED if p.promotes else 1.0
+    share *= _WIDE_IN_TURNS if tile.ping_pong and not p.results else 1.0
     most, least = most * share, least * share
     return least + (most - least) * (columns - fewer_columns) / (wide - fewer_columns)
 
