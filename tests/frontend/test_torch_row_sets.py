@@ -210,6 +210,11 @@ def test_one_set_of_rows() -> None:
     follows(f, x, p)
 
 
+def test_loops_are_captured_where_running_as_written_is_an_error() -> None:
+    args = arguments()
+    torch.testing.assert_close(fusec.jit(by_hits, fallback="error")(*args), by_hits(*args))
+
+
 @pytest.mark.parametrize("f", LOOPS, ids=lambda f: f.__name__)
 def test_for_a_gpu_no_library_is_called(f: Function) -> None:
     graph = capture(f, arguments(dtype=torch.bfloat16), {}, device="cuda").graph
