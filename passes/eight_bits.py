@@ -71,14 +71,15 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool, log: L
         rows, columns, depth = _extents(r.op)
         if min(rows, columns) <= _FEWEST or not depth:
             return None
-        large = min(rows, columns) > _FEW_ROWS and all(v.type.is_static for v in r.operands)
+        large = min(rows, columns) > _FEW_ROWS and _is_fixed(r.op)
 
         def multiplied(dtype: DType | None, sums: DType) -> Value:
             operands = [_again(r, path, dtype) for path in paths]
             return r.emit("dot", *operands, attributes=replace(attributes, dtype=sums, tf32=False))
 
         if kinds == {i8}:
-            if arch == 90 and large and depth <= _DEEPEST:
+            is_static = all(v.type.is_static for v in r.operands)
+            if arch == 90 and large and is_static and depth <= _DEEPEST:
                 total = multiplied(None, i32)
                 wide = r.cast(total, f32, hint="sum")
                 return wide if result.type.dtype is f32 else _implied(r, wide, result.type.dtype)
@@ -98,11 +99,17 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool, log: L
 def _of_few_rows(r: Rewriter, arch: int) -> Outcome:
     """dot(a: f8, b: f8) ⇒ dot(cast(a, f16), cast(b, f16)), where no kernel multiplies such operands"""
     rows, columns, depth = _extents(r.op)
-    is_static = all(v.type.is_static for v in r.operands)
-    if arch >= 89 and min(rows, columns) > _FEW_ROWS and is_static and depth:
+    if arch >= 89 and min(rows, columns) > _FEW_ROWS and _is_fixed(r.op) and depth:
         return None
     made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype, fast=False)
     return r.emit("dot", *(r.emit("cast", v, attributes=CastAttributes(f16)) for v in r.operands), attributes=made)
+
+
+def _is_fixed(dot: Op) -> bool:
+    """Whether no extent is symbolic but those of the left operand's rows."""
+    left, right = (v.type for v in dot.operands)
+    contracted = dot.expect(DotAttributes).lhs_contract
+    return right.is_static and all(isinstance(left.shape[a], int) for a in contracted)
 
 
 def _implied(r: Rewriter, value: Value, dtype: DType) -> Value:

@@ -78,6 +78,18 @@ def quantised(a: Any, b: Any, s: Any, wide: Any) -> Any:
     return y.to(E4) if wide is F32 else y
 
 
+def quantised_by(s: float) -> Callable[..., Any]:
+    def function(a: Any, b: Any, wide: Any) -> Any:
+        y = (multiply(a, b, wide) * s).clamp(-448, 448)
+        return y.to(E4) if wide is F32 else y
+
+    return function
+
+
+def wide_result_by(s: float) -> Callable[..., Any]:
+    return lambda a, b, wide: multiply(a, b, wide) * s
+
+
 def gated(a: Any, g: Any, u: Any, s: Any, wide: Any) -> Any:
     y = (F.silu(multiply(a, g, wide) * s.to(wide)) * multiply(a, u, wide) * s.to(wide)).clamp(-448, 448)
     return y.to(E4) if wide is F32 else y
@@ -191,3 +203,15 @@ def test_scaled_mm(rows: int, by_row: bool) -> None:
     exact = (a.double() @ b.double().T) * s.double() * t.double() + bias.double()
     ulp = torch.finfo(BF16).eps * float(exact.abs().max())
     assert error(found, exact) <= 2 * error(multiplied(a, b, s, t, bias), exact) + ulp
+
+
+@pytest.mark.parametrize("function", [rounded, quantised_by(0.125), wide_result_by(0.125)], ids=["", "8 bits", "f32"])
+def test_rows_of_any_number(function: Callable[..., Any]) -> None:
+    """The second number of rows gets a program for ranges."""
+    compiled = fusec.jit(lambda a, b: function(a, b, F32), fallback="error")
+    b = floats(1024, 2048)
+    for rows in (640, 300, 65, 1000, 7, 129):
+        a = floats(rows, 2048)
+        found, wanted, exact = compiled(a, b), function(a, b, F32), function(a, b, torch.float64)
+        ulp = torch.finfo(found.dtype).eps * float(exact.abs().max())
+        assert error(found, exact) <= 2 * error(wanted, exact) + 2 * ulp

@@ -153,9 +153,15 @@ def test_floats_that_no_kernel_multiplies_are_widened(target: str) -> None:
       %h = dot(%x, %w) {contract=[1]x[1], dtype=f32} : f32[M, 80]
       return %h
     }"""
-    large, small = text.replace("M,", "96,"), text.replace("M,", "3,")
-    kinds = [operands(multiply_in_8_bits(parse(t), gpu_target(target)))[0] for t in (large, small, text)]
-    assert kinds == ["f8e4m3" if target == "cuda:sm_90" else "f16", "f16", "f16"]
+    large, small, columns = text.replace("M,", "96,"), text.replace("M,", "3,"), text.replace("80", "N")
+    kinds = [operands(multiply_in_8_bits(parse(t), gpu_target(target)))[0] for t in (large, text, small, columns)]
+    hopper = "f8e4m3" if target == "cuda:sm_90" else "f16"
+    assert kinds == [hopper, hopper, "f16", "f16"]
+
+
+def test_bytes_with_symbolic_rows_are_multiplied_as_f16() -> None:
+    text = product("", "%h", "i8").replace("96,", "M,").replace("@g(", "@g<M in [1, 900]>(")
+    assert operands(HOPPER(parse(text)))[0] == "f16"
 
 
 def test_few_rows_wait_for_memory() -> None:

@@ -289,3 +289,18 @@ def test_columns_of_symbolic_extent_are_left_to_triton() -> None:
 }"""
     with pytest.raises(LoweringError, match="symbolic"):
         lowered(parse(text), SMALL)
+
+
+def test_symbolic_rows_of_8_bits() -> None:
+    text = """graph @scaled<M in [1, 700]>(%x: f8e4m3[M, 256], %w: f8e4m3[192, 256], %s: f32[M, 1]) {
+  %h = dot(%x, %w) {contract=[1]x[1], dtype=f32} : f32[M, 192]
+  %p = mul(%h, %s) : f32[M, 192]
+  %c = minimum(%p, f32(448.0)) : f32[M, 192]
+  %d = maximum(%c, f32(-448.0)) : f32[M, 192]
+  %y = cast(%d) : f8e4m3[M, 192]
+  return %y
+}"""
+    source = emit_kernel(lowered(parse(text), eight(128, 64, 6, promotes=1)), SM_90)
+    assert [s.name for s in source.sizes] == ["M"]
+    assert "kRowTiles = -1" in source.text
+    assert "kEights = 1" in source.text
