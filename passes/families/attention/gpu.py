@@ -54,6 +54,7 @@ from fusec.tile.scalar import (
     IndexValue,
     Load,
     ScalarExpr,
+    loads,
     reads_memory,
     reindex,
     walk,
@@ -126,7 +127,15 @@ def attention_size(context: LoweringContext, usual: Callable[[Index], int] = mos
         span.skipped,
         work.instructions,
         work.specials,
+        *_reads(e),
     )
+
+
+def _reads(e: Elements) -> tuple[int, int]:
+    """Loads of a score that depend on query and key, and on the key alone."""
+    found = {load for load in loads(e.score) if load.buffer is not e.raw_score and e.key_symbol in load.symbols}
+    points = sum(e.point[e.query_axis] in load.symbols for load in found)
+    return points, len(found) - points
 
 
 def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:

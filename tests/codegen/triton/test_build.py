@@ -38,6 +38,21 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
     assert binary.metadata["shared"] <= module.target.shared_memory
 
 
+def test_a_mask_of_keys_leaves_scores_in_the_layout_of_tensor_cores() -> None:
+    text = """graph @masked(%q: bf16[96, 512, 64], %k: bf16[96, 512, 64], %v: bf16[96, 512, 64], %m: bool[1, 512]) {
+        %b = broadcast(%m) : bool[96, 512, 512]
+        %s = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : bf16[96, 512, 512]
+        %t = select(%b, %s, bf16(-inf)) : bf16[96, 512, 512]
+        %w = softmax(%t) {axis=2} : bf16[96, 512, 512]
+        %o = dot(%w, %v) {contract=[2]x[1], batch=[0]x[0]} : bf16[96, 512, 64]
+        return %o
+    }"""
+    target = gpu_target("cuda:sm_90")
+    (binary,) = compile_kernels(lower(parse(text), target.name).program.kernels, target).binaries.values()
+    assert "wgmma" in binary.assembly
+    assert binary.assembly.count("shfl.sync") < 50  # 656 where the mask says how threads share out the scores
+
+
 @pytest.mark.parametrize(
     "name",
     [

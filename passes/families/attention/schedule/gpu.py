@@ -11,6 +11,7 @@ from fusec.ir.indexing import pow2
 from fusec.passes.families.attention.schedule.size import (
     BETWEEN_STANDING,
     FOUND_LATER,
+    READS_IN_ROWS,
     AttentionSize,
     overlapped,
     waves,
@@ -128,7 +129,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
     rates = target.rates
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     rate = rates.tensor if size.bits == 16 else rates.simt
-    matmuls, softmax = size.matmuls(deep, wide, rate), size.softmax(target)
+    matmuls, softmax = size.matmuls(deep, wide, rate), size.reading(*READS_IN_ROWS).softmax(target)
     if target.has_faster_matmuls:
         share = _SMALL_HEADS_SHARE if max(size.depth, size.values) <= 64 else _SHARE
         point = overlapped(matmuls, softmax) / share

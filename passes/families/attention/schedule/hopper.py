@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
-from fusec.passes.families.attention.schedule.size import BETWEEN, BETWEEN_STANDING, AttentionSize, overlapped, waves
+from fusec.passes.families.attention.schedule.size import (
+    BETWEEN,
+    BETWEEN_STANDING,
+    READS_IN_FRAGMENTS,
+    AttentionSize,
+    overlapped,
+    waves,
+)
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Language
@@ -94,7 +101,10 @@ def _predict(size: AttentionSize, queries: int, keys: int, persistent: bool, tar
     """Seconds of the usual best block and way."""
     deep, wide = (64 * ceil(n / 64) for n in (size.depth, size.values))
     share = _WIDE if max(deep, wide) > _MOST_WALKED else 1.0
-    point = overlapped(size.matmuls(deep, wide, target.rates.tensor), size.softmax(target)) / share
+    point = (
+        overlapped(size.matmuls(deep, wide, target.rates.tensor), size.reading(*READS_IN_FRAGMENTS).softmax(target))
+        / share
+    )
     points = waves(size, queries, BETWEEN if persistent else BETWEEN_STANDING, keys, target)
     blocks = size.heads * ceil(size.rows / queries)
     return target.rates.launch + _START + max(points * target.sms * point, size.traffic(target, blocks))

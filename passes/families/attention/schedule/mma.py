@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
-from fusec.passes.families.attention.schedule.size import AttentionSize, waves
+from fusec.passes.families.attention.schedule.size import READS_IN_FRAGMENTS, AttentionSize, waves
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Language
@@ -77,7 +77,9 @@ def _predict(size: AttentionSize, s: MmaAttentionSchedule, target: GpuTarget) ->
     """Seconds of the usual best block."""
     deep, wide = (16 * ceil(n / 16) for n in (size.depth, size.values))
     share = _SHARE if max(deep, wide) <= 128 else _WIDE_SHARE
-    point = (size.matmuls(deep, wide, target.rates.warp_tensor) + size.softmax(target)) / share
+    point = (
+        size.matmuls(deep, wide, target.rates.warp_tensor) + size.reading(*READS_IN_FRAGMENTS).softmax(target)
+    ) / share
     blocks = size.heads * ceil(size.rows / s.queries)
     work = waves(size, s.queries, 1.0, s.keys, target) * target.sms * point
     return target.rates.launch + _START + max(work, size.traffic(target, blocks))

@@ -10,7 +10,7 @@ the softmax.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, hypot
 
 from fusec.target.gpu import GpuTarget
@@ -21,6 +21,15 @@ SOFTMAX_INSTRUCTIONS, SOFTMAX_SPECIALS = 4.0, 1.0
 BETWEEN, BETWEEN_STANDING = 1.0, 2.4
 """Blocks of keys that could be done in the time between two blocks of queries, where CTAs are persistent and
 where they don't (decision 13)."""
+
+READS_IN_FRAGMENTS = (40.0, 8.0)
+"""Instructions' worth of time for an element of an array that is read at each point, and at each key, by kernels whose
+threads read what the fragments that they hold need: two neighbours of eight rows an instruction. Heads of 64, 4×16×1024
+queries and keys on an H100, µs: none 62, a mask of keys 80, a mask of points 144, a bias of points 163; heads of 128,
+4×16×4096, a bias: 2127."""
+
+READS_IN_ROWS = (12.0, 3.0)
+"""The same of Triton's kernels, which read rows of a block: 8×12×512, µs: 20, 25, 32, 27."""
 
 FOUND_LATER = 0.5
 """The part of the points that is taken to be left by a mask made of data, by kernels that find which."""
@@ -33,7 +42,8 @@ class AttentionSize:
     ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
     data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``,
     of ``bits`` bits. hidden: the share of the points whose blocks a mask of indices empties. instructions, specials: of
-    a lane, for what changes a score.
+    a lane, for what changes a score. point_reads, key_reads: elements that are read from memory for a point: of arrays
+    that have one for each point (a mask, a bias), and for each key.
     """
 
     heads: int
@@ -48,6 +58,13 @@ class AttentionSize:
     hidden: float = 0.0
     instructions: float = 0.0
     specials: float = 0.0
+    point_reads: int = 0
+    key_reads: int = 0
+
+    def reading(self, point: float, key: float) -> AttentionSize:
+        """With a kernel's instructions for what it reads of arrays beside the scores, an element of each kind."""
+        more = point * self.point_reads + key * self.key_reads
+        return replace(self, instructions=self.instructions + more)
 
     @property
     def points(self) -> float:

@@ -15,7 +15,7 @@ from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.launch import Launch
-from fusec.passes.select_gpu import lower_with
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.runtime.program import Program
 from fusec.target.gpu import gpu_target
 
@@ -77,6 +77,35 @@ def test_every_part_of_the_keys_has_steps(heads: int, keys: int) -> None:
         assert s.queries >= 4
         assert 1 <= s.split <= 64
         assert (s.split - 1) * -(-steps // s.split) < steps
+
+
+def masked(mask: str, *, add: bool) -> str:
+    kind = "bf16" if add else "bool"
+    scores = "add(%s, %b)" if add else "select(%b, %s, bf16(-inf))"
+    operands = ", ".join(f"%{name}: bf16[64, 1024, 64]" for name in "qkv")
+    return f"""graph @masked({operands}, %m: {kind}{mask}) {{
+        %b = broadcast(%m) : {kind}[64, 1024, 1024]
+        %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : bf16[64, 1024, 1024]
+        %t = {scores} : bf16[64, 1024, 1024]
+        %w = softmax(%t) {{axis=2}} : bf16[64, 1024, 1024]
+        %o = dot(%w, %v) {{contract=[2]x[1], batch=[0]x[0]}} : bf16[64, 1024, 64]
+        return %o
+    }}"""
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_what_is_read_for_each_point_takes_longer_in_fragments_than_in_rows(add: bool) -> None:
+    def seconds(mask: str) -> tuple[float, float]:
+        (op,) = (o for o in lower(parse(masked(mask, add=add)), "cuda:sm_90").graph.ops if o.name == "fused")
+        strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
+        found = GpuSelector(TARGET, cuda=True).candidates(LoweringContext(op, strides, "k"))
+        cuda, triton = (next(s.seconds for s in found if s.language == kind) for kind in ("cuda", "triton"))
+        return cuda, triton
+
+    of_points, of_keys = seconds("[1024, 1024]"), seconds("[1, 1024]")
+    assert of_points[0] > 1.5 * of_keys[0]
+    assert of_points[1] > of_keys[1]
+    assert of_points[0] > of_points[1]
 
 
 def test_a_block_too_small_for_the_rows_that_share_keys_is_refused() -> None:
