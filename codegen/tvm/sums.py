@@ -170,6 +170,7 @@ class Sum(Reduction):
         rows = static_count(inside[-1]) if inside else 1
         if len(inside) < 2 and self.seen is None and rows is not None and 0 < rows <= self._few() and not self.wide:
             sums = self._few_rows(code, inside, strip, lanes, rows)
+            sums = [code.add(v, code.constant(v, 0.0)) for v in sums]  # a sum of negative zeros is 0
         else:
             totals = Registers(code, self.total, lanes, len(starts))
             totals.clear(code)

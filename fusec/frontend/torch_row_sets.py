@@ -258,7 +258,7 @@ class RowSets:
             value = self._trace.value(condition)
             with self._trace:  # type: ignore[attr-defined]
                 truth = condition if condition.dtype is torch.bool else condition != 0
-                mask = truth.reshape(-1)
+                mask = truth.reshape(-1).clone()  # which stays where the condition is written to
             found = self._sets[value] = RowSet(value, mask, tuple(condition.shape))
         return found
 
