@@ -203,6 +203,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _call(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
         """A call on fake tensors."""
+        if name == "batch_norm" and len(args) > 7 and args[5] and args[2] is None and self.emitter.is_on_cpu(args[0]):
+            with self:  # the library adds 0, after which -0.0 is 0.0
+                args = (*args[:2], args[0].new_zeros(args[0].shape[1]), *args[3:])
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]

@@ -98,6 +98,10 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch norm": lambda x: F.batch_norm(x, x.new_ones(16), x.new_ones(16)),
     "batch norm with a weight": lambda x: F.batch_norm(x, x.new_ones(16), x.new_ones(16), x.new_full((16,), -1.0)),
     "rms norm": lambda x: F.rms_norm(x, (16,)),
+    "batch norm in training": lambda x: F.batch_norm(x * 0, None, None, training=True),
+    "batch norm in training, with a weight": lambda x: F.batch_norm(x * 0, None, None, -x[0].abs(), training=True),
+    "instance norm": lambda x: F.instance_norm(x[None] * 0),
+    "instance norm with a weight": lambda x: F.instance_norm(x[None] * 0, weight=-x[:, 0].abs()),
 }
 
 
