@@ -15,7 +15,15 @@ from typing import Any
 
 from fusec.errors import DimensionError, OptionError
 from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
-from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
+from fusec.frontend.generalise import (
+    MOST_SYMBOLS,
+    Bindings,
+    Sample,
+    check_alike,
+    generalise,
+    sample_extents,
+    with_symbols,
+)
 from fusec.frontend.plain import same_array
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, product, symbol
@@ -234,7 +242,9 @@ class _Samples:
             raise DimensionError(f"what the function returns, besides arrays, depends on the extents (with {names})")
         if len(constants) != len(self.constants) or not all(map(_is_same, constants, self.constants)):
             raise DimensionError(f"an array that the function makes of numbers depends on the extents (with {names})")
-        return Sample(extents, capture.graph)
+        made = Sample(extents, capture.graph)
+        check_alike(self.samples[0], made, self.symbols)  # before further ones are captured
+        return made
 
     def _capture(self, extents: Bindings) -> Capture:
         token = SAMPLING.set(True)

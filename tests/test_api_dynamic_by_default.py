@@ -212,3 +212,23 @@ def test_a_lookup_that_nothing_reads_raises_at_further_extents() -> None:
         looks(random(rows), torch.tensor([1, 2]))
         with pytest.raises(IndexError):
             looks(random(rows), torch.tensor([1, rows]))
+
+
+def test_a_function_whose_operations_depend_on_an_extent_is_not_sampled_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fusec.frontend import torch as frontend
+
+    captured: list[Any] = []
+    capture = frontend.capture
+
+    def counted(*args: Any, **options: Any) -> Any:
+        captured.append(1)
+        return capture(*args, **options)
+
+    monkeypatch.setattr(frontend, "capture", counted)
+    rows_of = fusec.jit(lambda x: sum(row * 2 for row in x))
+    check(rows_of, random(3, 4))
+    captured.clear()
+    check(rows_of, random(5, 4))
+    assert len(captured) <= 9  # four for each of two ranges, and that of the call

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import cached_property
 
 from fusec.errors import DimensionError, TypeRuleError
 from fusec.ir.attributes import (
@@ -164,17 +165,27 @@ def generalise(samples: Sequence[Sample], symbols: Sequence[Symbol]) -> Graph:
     return _Generaliser(samples, symbols).graph()
 
 
+def check_alike(first: Sample, other: Sample, symbols: Sequence[Symbol]) -> None:
+    """DimensionError where two samples are of other operations: no further sample helps."""
+    judge = _Generaliser([first, other], symbols)
+    for row in itertools.zip_longest(first.graph.ops, other.graph.ops):
+        judge.check_ops(row)
+
+
 class _Generaliser:
     def __init__(self, samples: Sequence[Sample], symbols: Sequence[Symbol]) -> None:
         self.samples = samples
         self.symbols = symbols
-        self.fit = Fit([s.extents for s in samples], symbols)
         self.first = samples[0].graph
         self.positions = [_positions(s.graph) for s in samples]
         self.values: dict[Value, Value] = {}
         self.ops: list[Op] = []
         self.location: Location | None = None
         self.taken = {v.name for v in (*self.first.inputs, *(r for op in self.first.ops for r in op.results))}
+
+    @cached_property
+    def fit(self) -> Fit:
+        return Fit([s.extents for s in self.samples], self.symbols)
 
     def graph(self) -> Graph:
         graphs = [s.graph for s in self.samples]
@@ -211,7 +222,8 @@ class _Generaliser:
 
     # ops
 
-    def op(self, row: Sequence[Op | None]) -> None:
+    def check_ops(self, row: Sequence[Op | None]) -> tuple[Op, list[Op]]:
+        """An op of the first sample, and those of all: they are of one name, and read the same values."""
         first = row[0]
         self.location = first.location if first is not None else None
         ops: list[Op] = []
@@ -224,6 +236,10 @@ class _Generaliser:
                 raise self.fails(f"what {op.name} reads differs", k)
             ops.append(op)
         assert first is not None
+        return first, ops
+
+    def op(self, row: Sequence[Op | None]) -> None:
+        first, ops = self.check_ops(row)
         if isinstance(first.attributes, ConstantAttributes):
             self.constant(first, [op.attributes for op in ops])
             return

@@ -21,7 +21,11 @@ TRIALS = 12
 
 def within_reach(opening: Opening, seen: Sequence[Sequence[Layout]], capture_at: CaptureAt) -> Opening | None:
     """The opening with its ranges as far as the function does the same; None where that is no further than seen."""
-    most = {name: most for name, (_, most) in ends_seen(opening, seen).items()}
+    ends = ends_seen(opening, seen)
+    most = {name: most for name, (_, most) in ends.items()}
+    least = {name: max(least, 2) for name, (least, _) in ends.items()}
+    if any(least[name] < n for name, n in most.items()) and not _has_ops_of(capture_at(most).graph, capture_at, least):
+        return None  # no range holds both
     found = dict(highest_in_turn(most, capture_at))
     if found == most:
         return None
@@ -84,13 +88,19 @@ def _furthest(known: int, likely: Sequence[int], fits: Callable[[int], bool]) ->
     return known
 
 
-def _is_alike(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int], moved: int) -> bool:
-    """Whether the function does the same ops there, where an integer is ``moved`` more, and extents move with it."""
+def _has_ops_of(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int]) -> Graph | None:
+    """The function's graph there, where it is of the same ops."""
     try:
         graph = capture_at(extents).graph
     except Exception:  # whatever the function, or its library, raises there
-        return False
-    if [op.name for op in graph.ops] != [op.name for op in first.ops]:
+        return None
+    return graph if [op.name for op in graph.ops] == [op.name for op in first.ops] else None
+
+
+def _is_alike(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int], moved: int) -> bool:
+    """Whether the function does the same ops there, where an integer is ``moved`` more, and extents move with it."""
+    graph = _has_ops_of(first, capture_at, extents)
+    if graph is None:
         return False
     types = [[r.type for op in g.ops for r in op.results] for g in (first, graph)]
     return all(
