@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workloads import eight_bits, experts, scans, scores
+from benchmarks.workloads import eight_bits, experts, packed, scans, scores
 
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
@@ -239,6 +239,27 @@ def _prologues() -> list[Work]:
     ]
 
 
+def _packed() -> list[Work]:
+    """Weights of 4 bits: of few rows the bytes that are read, of many the products."""
+
+    def work(name: str, function: Function, m: int, k: int, n: int, weights: Function, nbytes: float) -> Work:
+        large = m >= 256
+        amount = 2.0 * m * k * n if large else nbytes + 2.0 * (m * k + m * n)
+        unit = "TFLOP/s" if large else "GB/s"
+        arguments = lambda: (rand(m, k), *weights(n, k, "cuda"))  # noqa: E731
+        return Work(f"{name} {m}×{k}×{n}", function, arguments, amount, unit, autotuned=False)
+
+    found = []
+    for k, n in ((4096, 14336), (14336, 4096)):
+        of_int4 = packed.int4_linear, packed.int4_weights, packed.int4_bytes(n, k)
+        of_nf4 = packed.nf4_linear, packed.nf4_weights, packed.nf4_bytes(n, k)
+        for m in (1, 16, 64, 256):
+            found.append(work("int4 weights", of_int4[0], m, k, n, *of_int4[1:]))
+        for m in (1, 16):
+            found.append(work("nf4 weights", of_nf4[0], m, k, n, *of_nf4[1:]))
+    return found
+
+
 def _swiglu(m: int, unit: str) -> Work:
     d, h = 4096, 14336
     amount = 6.0 * m * d * h if unit == "TFLOP/s" else 6.0 * d * h
@@ -393,6 +414,7 @@ def works() -> list[Work]:
         _swiglu(8192, "TFLOP/s"),
         *_prologues(),
         *_eight_bits(),
+        *_packed(),
         *_experts(),
         _attention(4, 16, 4096, 128, False),
         _attention(4, 16, 4096, 128, True),

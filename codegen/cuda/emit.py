@@ -10,12 +10,13 @@ from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.mma import emit_mma_gemm
 from fusec.codegen.cuda.mma_attention import emit_mma_attention
+from fusec.codegen.cuda.skinny import emit_skinny_gemm
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
-from fusec.tile.templates import HopperAttention, HopperGemm, MmaAttention, MmaGemm, SimtGemm
+from fusec.tile.templates import HopperAttention, HopperGemm, MmaAttention, MmaGemm, SimtGemm, SkinnyGemm
 
 
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -25,6 +26,8 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_tiled_gemm(kernel, kernel.template)
         case MmaGemm():
             return emit_mma_gemm(kernel, kernel.template)
+        case SkinnyGemm():
+            return emit_skinny_gemm(kernel, kernel.template, target)
         case HopperGemm():
             return emit_hopper_gemm(kernel, kernel.template, target)
         case MmaAttention():

@@ -17,6 +17,8 @@ NAMES = (
     "mma.cuh",
     "rows.cuh",
     "mma_gemm.cuh",
+    "halves.cuh",
+    "skinny_gemm.cuh",
     "softmax.cuh",
     "mma_attention.cuh",
     "barrier.cuh",

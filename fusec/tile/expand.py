@@ -10,7 +10,16 @@ from fusec.ir.index import Index, Symbol, add
 from fusec.ir.indexing import substitute
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Const, Load, ScalarExpr, reindex
-from fusec.tile.templates import GemmNest, GemmTemplate, HopperGemm, MmaGemm, SimtGemm, TemplateOperand, TiledAxis
+from fusec.tile.templates import (
+    GemmNest,
+    GemmTemplate,
+    HopperGemm,
+    MmaGemm,
+    SimtGemm,
+    SkinnyGemm,
+    TemplateOperand,
+    TiledAxis,
+)
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -22,7 +31,7 @@ def expand(template: GemmTemplate) -> Block:
             return _gemm(template.nest, template.thread)
         case MmaGemm():
             return _gemm(template.nest, template.warp)
-        case HopperGemm():
+        case HopperGemm() | SkinnyGemm():
             return _gemm(template.nest, _NO_REGISTERS)
         case _:
             assert_never(template)

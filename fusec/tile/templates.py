@@ -133,6 +133,37 @@ class MmaGemm:
 
 
 @dataclass(frozen=True)
+class WarpShares:
+    """How warps share a matmul of lines with few vectors: each has sums of ``lines`` by ``vectors``.
+
+    ``line_groups`` of them lie side by side along the lines, ``depth_groups`` along K, and ``split`` blocks of a
+    cluster share K, too. A lane reads ``lane`` neighbours along K of a line at once, and has ``ahead`` such reads under
+    way. ring: steps of the vectors in shared memory (0: they are read as they lie). together: blocks that are to share
+    an SM.
+    """
+
+    lines: int
+    vectors: int
+    line_groups: int
+    depth_groups: int
+    split: int
+    lane: int
+    ahead: int
+    ring: int = 0
+    together: int = 1
+
+
+@dataclass(frozen=True)
+class SkinnyGemm:
+    """Matmuls of the lines of a large operand (the left one where ``side`` is 0, else the right ones) with few vectors,
+    by the tensor core instructions of a warp, which makes the lines in registers."""
+
+    nest: GemmNest
+    side: int
+    shares: WarpShares
+
+
+@dataclass(frozen=True)
 class HopperGemm:
     """Matmuls by warpgroups that multiply what another one fetches by TMA."""
 
@@ -204,6 +235,6 @@ class HopperAttention:
     pipeline: Pipeline
 
 
-GemmTemplate = SimtGemm | MmaGemm | HopperGemm
+GemmTemplate = SimtGemm | MmaGemm | SkinnyGemm | HopperGemm
 Template = GemmTemplate | MmaAttention | HopperAttention
 """A loop nest that a backend has by hand. The kernel's body says what it computes, in statements."""

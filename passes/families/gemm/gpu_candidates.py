@@ -20,7 +20,9 @@ from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
 from fusec.passes.families.gemm.schedule.gpu import Computed, GpuGemmSchedule, GpuGemvSchedule, Problem, gemm_candidates
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
+from fusec.passes.families.gemm.schedule.skinny import SkinnyGemmSchedule
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
+from fusec.passes.families.gemm.skinny import lower_skinny_gemm, skinny_gemms
 from fusec.passes.families.gemm.tiled import lower_tiled_gemm
 from fusec.passes.families.gemm.windows import fetched_depth
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -44,6 +46,7 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
         return machine.some([*_hopper(context, machine, axes, dots)], "convolution")
     tiled = _tiled(context, machine, axes, dots)
     in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, dots), *_mma(context, machine, axes, dots)]
+    in_cuda += skinny_gemms(context, machine)
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
         return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matmul of {dtype}")
     problem = _problem(context, machine, axes, dots)
@@ -172,6 +175,8 @@ def lower_on_gpu(context: LoweringContext, schedule: GpuSchedule) -> LoweredGrou
             return lower_tiled_gemm(context, schedule)
         case MmaGemmSchedule():
             return lower_mma_gemm(context, schedule)
+        case SkinnyGemmSchedule():
+            return lower_skinny_gemm(context, schedule)
         case GpuGemmSchedule():
             return lower_gemm(context, schedule)
         case GpuGemvSchedule():

@@ -17,7 +17,7 @@ from fusec.passes.contraction import Contraction, accumulator_dtype, allows_tf32
 from fusec.passes.convolution import convolution_of
 from fusec.passes.families.gemm.schedule.gpu import Making
 from fusec.passes.lower.blocks import GEMM_BLOCKS
-from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
@@ -111,7 +111,9 @@ def making_of(context: LoweringContext, side: int) -> Making | None:
     size = max(dot.operands[side].type.most, 1)
     read = sum(min(1.0, x.buffer.most / size) * x.dtype.itemsize for x in loads(element))
     rows = (matmuls.row_of(op, side) for op in matmuls.statistics)
-    return Making(read, sum(_operations(e) for e in (element, *rows)))
+    along = [x for x in loads(element) if matmuls.k in x.symbols and not x.gathers]
+    uneven = sum(address_step(x, matmuls.k) is None for x in along)
+    return Making(read, sum(_operations(e) for e in (element, *rows)), uneven)
 
 
 def _operations(element: ScalarExpr) -> int:

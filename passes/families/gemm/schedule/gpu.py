@@ -79,10 +79,15 @@ Candidate = GpuGemmSchedule | GpuGemvSchedule
 
 @dataclass(frozen=True)
 class Making:
-    """An operand that is computed in the prologue: ``bytes`` read and ``flops`` done for each of its elements."""
+    """An operand that is computed in the prologue: ``bytes`` read and ``flops`` done for each of its elements.
+
+    uneven: how many of the arrays that it is made from are read at quotients of the position along K (a byte of two
+    numbers, the scale of a group).
+    """
 
     bytes: float
     flops: int
+    uneven: int = 0
 
 
 Computed = tuple[Making | None, ...]
@@ -137,7 +142,8 @@ class Problem:
 
     def made(self, left: float, right: float, besides: int) -> float:
         """Operations that compute so many elements of the left operand and of each right one, ``besides`` their own."""
-        of_left, of_right = (0 if m is None else m.flops + besides for m in (self.left, self.right))
+        each = _UNEVEN if besides == _MAKING else _UNEVEN_ALONG_VECTORS
+        of_left, of_right = (0 if m is None else m.flops + besides + m.uneven * each for m in (self.left, self.right))
         return left * of_left + right * of_right * self.dots
 
     def shared_bytes(self, m: int, n: int, k: int, stages: int) -> float:
@@ -272,6 +278,11 @@ _ELEMENT = 0.025e-6
 _MAKING, _MAKING_ALONG_VECTORS = 10, 5
 """Operations that an element of an operand that is computed takes besides its own: for the matrix units, where it also
 goes through registers and shared memory, and beside SIMT arithmetic."""
+_UNEVEN, _UNEVEN_ALONG_VECTORS = 70, 5
+"""Operations more of an array that is read at quotients of positions: 4096×14336 numbers of 4 bits with a scale for
+each 128 took 301 µs for the matrix units, and 35 µs beside SIMT arithmetic (H200)."""
+_OF_COMPUTED = 0.74
+"""The share of memory's rate at which a matrix is read that is computed beside SIMT arithmetic (H200, H100)."""
 _BUSY = 16
 """Warps on an SM that compute operands at the full rate."""
 _BOTH = 0.3
@@ -440,6 +451,7 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
     fetched = min(blocks, resident * target.sms) * in_flight
     supply = min(1.0, sqrt(fetched / _IN_FLIGHT)) if fetched else 1.0  # a matrix that is computed is not fetched
+    supply *= _OF_COMPUTED if (p.right if p.n >= p.m else p.left) is not None else 1.0
     traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - in_flight / 8192))
     elements = p.batches * p.dots * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines

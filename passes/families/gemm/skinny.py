@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matmul of few vectors whose large operand is computed: weights of few bits, made in a warp's registers."""
+
+from __future__ import annotations
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Symbol
+from fusec.ir.lane_patterns import lane_pattern
+from fusec.ir.nodes import Op
+from fusec.passes.convolution import convolution_of
+from fusec.passes.families.family import GpuMachine, accepted
+from fusec.passes.families.gemm.matmul import Matmuls, making_of
+from fusec.passes.families.gemm.schedule.skinny import SkinnyGemmSchedule, SkinnyProblem, skinny_candidates
+from fusec.passes.families.gemm.tiles import TiledMatmuls, TileSizes
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of, walk
+from fusec.tile.templates import SkinnyGemm, TemplateOperand, WarpShares
+
+_OF_INTEGERS = 1.7
+"""Instructions that cut a small integer out of memory and make it a float, by pairs."""
+_OF_TABLE = 4.7
+"""More where its value is found in a table."""
+_TABLE = 1024
+"""Elements of a table."""
+_NEIGHBOURS = 8
+"""Along K, that a lane reads at least."""
+
+
+def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGemmSchedule]:
+    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values."""
+    if not machine.writes_cuda(context):
+        return []
+    matmuls = Matmuls(context)
+    axes, side = matmuls.axes, large_side(matmuls)
+    making = making_of(context, side)
+    dtype = matmuls.ops[0].operands[side].type.dtype
+    if making is None or not dtype.is_half or making.bytes >= dtype.itemsize:
+        return []
+    elements = [matmuls.element(op, side) for op in matmuls.ops]
+    windows = any(convolution_of(op, context.producers) is not None for op in matmuls.ops)
+    if windows or not all(_runs_along(e, matmuls.k) for e in elements):
+        return []
+    lines, vectors = (axes.m, axes.n) if side == 0 else (axes.n, axes.m)
+    instructions = max(map(_instructions, elements))
+    problem = SkinnyProblem(axes.batches, vectors, lines, axes.k, len(matmuls.ops), making.bytes, instructions)
+    found = skinny_candidates(problem, machine.target)
+    return found if accepted(context, found, check_skinny_gemm) else []
+
+
+def _runs_along(element: ScalarExpr, k: Symbol) -> bool:
+    """Whether neighbours along K are neighbours in memory, or share what is read; but for small arrays that are read at
+    loaded positions."""
+    for load in loads(element):
+        flat = offset_of(load.buffer, load.index)
+        pattern = None if flat is None else lane_pattern(flat, k, _NEIGHBOURS)
+        if load.gathers:
+            if load.buffer.most > _TABLE:
+                return False
+        elif pattern is None or pattern.span == 0:
+            return False
+    return True
+
+
+def _instructions(element: ScalarExpr) -> float:
+    """Of a lane for an element: of two floats of 16 bits at once, and of small integers; others one by one."""
+    total = _OF_INTEGERS
+    for e in walk(element):
+        if isinstance(e, Load) and e.gathers:
+            total += _OF_TABLE
+        if isinstance(e, Apply) and e.dtype.is_float and e.op not in ("cast", "copy"):
+            total += 0.5 if e.dtype.is_half else 1.5
+    return total
+
+
+def large_side(matmuls: Matmuls) -> int:
+    """Which operand has the lines: the left (0) or the right (1)."""
+    return 0 if matmuls.axes.n < matmuls.axes.m else 1
+
+
+def check_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) -> None:
+    """LoweringError for matmuls that :func:`lower_skinny_gemm` refuses, of any sizes."""
+    _template(*_matmuls(context.fresh(), schedule), schedule)
+
+
+def lower_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) -> LoweredGroup:
+    """The matmul's grid in plain order; the emitter walks it.
+
+    LoweringError for operands that are not of 16 bits, and for a depth that is no multiple of what a lane reads.
+    """
+    matmuls, side = _matmuls(context, schedule)
+    return matmuls.finish_template(_template(matmuls, side, schedule), schedule.describe())
+
+
+def _matmuls(context: LoweringContext, s: SkinnyGemmSchedule) -> tuple[TiledMatmuls, int]:
+    side = large_side(Matmuls(context.fresh()))
+    m, n = (s.lines, s.vectors) if side == 0 else (s.vectors, s.lines)
+    return TiledMatmuls(context, TileSizes(m, n, 4 * s.lane)), side
+
+
+def _template(matmuls: TiledMatmuls, side: int, s: SkinnyGemmSchedule) -> SkinnyGemm:
+    dtype = matmuls.multiplied_type()
+    if dtype.bits != 16:
+        raise LoweringError(f"lines of {dtype} are not made in registers")
+    if matmuls.axes.k % s.lane:
+        raise LoweringError(f"a depth of {matmuls.axes.k} in pieces of {s.lane}")
+    if side == 0 and len(matmuls.ops) > 1:
+        raise LoweringError("several matmuls of the same lines")
+
+    def operand(op: Op, side: int) -> TemplateOperand:
+        return matmuls.loaded_or_computed(op, side, dtype)
+
+    groups = s.line_groups, s.depth_groups, s.split
+    shares = WarpShares(s.warp_lines, s.vectors, *groups, s.lane, s.ahead, s.ring, s.together)
+    return SkinnyGemm(matmuls.nest(operand), side, shares)

@@ -1,0 +1,72 @@
+"""Kernels of ``skinny_gemm.cuh`` on a CPU, thread by thread: what they compute is seen without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.codegen.cuda.header import headers
+from fusec.codegen.cuda.source import KernelSource
+
+COMPILER = shutil.which("g++")
+_SHARED = "extern __shared__ __align__(128) char memory[];"
+_ALIGNMENT = 64
+
+
+def run(source: KernelSource, arrays: Sequence[np.ndarray[Any, Any]], folder: Path) -> None:
+    """Calls the kernel with arrays, the outputs last, all at addresses as a GPU has them."""
+    assert COMPILER is not None
+    (folder / "kernel.cc").write_text(_program(source))
+    library = folder / "kernel.so"
+    options = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
+    subprocess.run([COMPILER, *options, "-o", library, folder / "kernel.cc"], check=True)
+    pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+    ctypes.CDLL(str(library)).go(pointers)
+
+
+def placed(array: np.ndarray[Any, Any], shift: int = 0) -> np.ndarray[Any, Any]:
+    """A copy that lies ``shift`` elements behind a multiple of 16 bytes."""
+    memory = np.zeros(array.nbytes + 2 * _ALIGNMENT + shift * array.itemsize, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT + shift * array.itemsize
+    found = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+def _program(source: KernelSource) -> str:
+    """The kernel's source with what it includes, and a function ``go`` that launches it."""
+    files = headers()
+    pieces = [
+        '#include "' + str(Path(__file__).with_name("emulated.hh")) + '"',
+        _between(files["scalar.cuh"], "// Integers wrap around", "// Where every result is a half type"),
+        _between(files["halves.cuh"], "/// A word with a number", "/// kWords neighbouring words"),
+        _between(files["halves.cuh"], "/// Numbers of a small array", "}  // namespace fusec"),
+        re.sub(r"#(include|pragma).*", "", files["skinny_gemm.cuh"]),
+        re.sub(r"#include.*", "", source.text),
+    ]
+    text = "\n".join(pieces).replace(_SHARED, "char* memory = memories[rank_here()];")
+    head = re.compile(r'extern "C" __global__[^\n]*\n')
+    text = head.sub("static void ", text)
+    plan = source.text[source.text.index("struct Plan") :]
+    members = re.findall(r"\* __restrict__ (\w+);", plan)
+    given = ", ".join(f"(decltype(Plan::{name}))pointers[{i}]" for i, name in enumerate(members))
+    sizes = f"{source.grid[0]}, {source.threads}, {source.cluster[0]}, {source.shared}"
+    return f"""{text}
+static void** pointers;
+static void body() {{ {source.name}({given}); }}
+extern "C" void go(void** given) {{
+    pointers = given;
+    launch({sizes}, body);
+}}
+"""
+
+
+def _between(text: str, first: str, last: str) -> str:
+    return "namespace fusec {\n" + text[text.index(first) : text.index(last)] + "}\n"
