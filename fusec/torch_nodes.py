@@ -14,7 +14,9 @@ from torch import fx
 aten = torch.ops.aten
 
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
-CASTS = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default})
+ROUNDED = torch.ops.prims.convert_element_type.default
+"""The cast with which a decomposed call ends."""
+CASTS = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default, ROUNDED})
 RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 PERMUTES = frozenset({aten.transpose.int, aten.permute.default, aten.t.default})
 INSERTS = frozenset({aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim})
@@ -111,6 +113,10 @@ class Making:
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         return node if value_of(node).dtype == dtype else self(aten._to_copy.default, node, dtype=dtype)
+
+    def rounded(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """The end of a call that is computed in a wider type; no rounding that a user wrote."""
+        return node if value_of(node).dtype == dtype else self(ROUNDED, node, dtype)
 
     def join(self, parts: Sequence[fx.Node], axis: int) -> fx.Node:
         return parts[0] if len(parts) == 1 else self(aten.cat.default, list(parts), axis)

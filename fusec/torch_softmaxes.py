@@ -116,7 +116,7 @@ def _open_derivative(graph: fx.Graph, node: fx.Node, softmax: fx.Node, opened: _
     for weights, part in zip(opened.weights, gradients):
         rest = make(aten.neg.default, total) if part is None else make(aten.sub.Tensor, make.cast(part, wide), total)
         made.append(make(aten.mul.Tensor, weights, rest))
-    node.replace_all_uses_with(make.cast(make.join(made, opened.axis), dtype))
+    node.replace_all_uses_with(make.rounded(make.join(made, opened.axis), dtype))
     graph.erase_node(node)
 
 

@@ -59,6 +59,8 @@ def _by_axis(partition: Partition, space: Space, blocked: bool) -> list[list[tup
                 fits(partition, space, consumers, blocked)
     except LoweringError:
         return []
+    if space.stored:  # by the kernel whose columns lie side by side in memory: it keeps the ops that there are
+        return [classes[side] for side in sorted(classes, reverse=True)]
     return list(classes.values())
 
 

@@ -65,6 +65,11 @@ def _copied(e: Emitter, x: Value, *_: Any, **__: Any) -> Value:
     return e.emit("copy", x) if x.type.dtype == e.out.dtype else e.cast(x, e.out.dtype)
 
 
+def _converted(e: Emitter, x: Value, dtype: Any) -> Value:
+    """convert_element_type: what PyTorch's decompositions end a call with, so that narrowing is no user's rounding."""
+    return e.emit("copy", x) if x.type.dtype == e.out.dtype else e.rounded(x, e.out.dtype)
+
+
 def _overwritten(e: Emitter, x: Value, src: Value, non_blocking: bool = False) -> Value:
     """copy: ``src`` in the dtype and shape of ``x``."""
     if src.type.device != e.out.device:
@@ -146,6 +151,7 @@ CREATIONS: dict[str, Lowering] = {
     "scalar_tensor": _scalar_tensor,
     **dict.fromkeys(("clone", "to", "_to_copy", "contiguous", "lift_fresh_copy", "type_as"), _copied),
     "copy": _overwritten,
+    "convert_element_type": _converted,
     "arange": _arange,
     "linspace": _linspace,
     "eye": _eye,

@@ -83,13 +83,15 @@ class ScoresGroup(Attributes):
     """The values of a fused body that are the parts of its score space.
 
     products: dots that make values on the space. results: dots that consume values on it, all along one axis;
-    ``sides`` says which operand of each that is, 0 or 1. sums: of values on it, along the same axis.
+    ``sides`` says which operand of each that is, 0 or 1. sums: of values on it, along the same axis. stored: values on
+    it that are results too.
     """
 
     products: tuple[Value, ...]
     results: tuple[Value, ...]
     sides: tuple[int, ...]
     sums: tuple[Value, ...] = ()
+    stored: tuple[Value, ...] = ()
 
 
 Roles = AttentionGroup | ScoresGroup

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import FusedAttributes, ScoresGroup
-from fusec.ir.index import Symbol, symbol
-from fusec.ir.indexing import last, most
+from fusec.ir.index import Expr, Index, Symbol, symbol, terms_of
+from fusec.ir.indexing import last, linearize, most
 from fusec.ir.nodes import Op
 from fusec.ir.types import Dim
 from fusec.passes.contraction import Contraction, accumulator_dtype, contraction, operand_index
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, symbols_in
-from fusec.tile.views import Subscripts
+from fusec.tile.views import Subscripts, pure
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class ScoresParts:
     consumers: tuple[Op, ...]
     sides: tuple[int, ...]
     sums: tuple[Op, ...] = ()
+    stored: tuple[Op, ...] = ()
 
     @property
     def ends(self) -> tuple[Op, ...]:
@@ -36,8 +37,9 @@ class ScoresParts:
     @property
     def group(self) -> ScoresGroup:
         """The values, as a fused op carries them."""
-        products, results, sums = (tuple(op.result for op in ops) for ops in (self.products, self.consumers, self.sums))
-        return ScoresGroup(products, results, self.sides, sums)
+        parts = (self.products, self.consumers, self.sums, self.stored)
+        products, results, sums, stored = (tuple(op.result for op in ops) for ops in parts)
+        return ScoresGroup(products, results, self.sides, sums, stored)
 
 
 def scores_parts(op: Op) -> ScoresParts:
@@ -46,9 +48,9 @@ def scores_parts(op: Op) -> ScoresParts:
     roles, producers = attributes.roles, attributes.body.producers()
     if not isinstance(roles, ScoresGroup):
         raise LoweringError(f"{attributes.body.name} does not hold a score space")
-    parts = (roles.products, roles.results, roles.sums)
-    products, consumers, sums = (tuple(producers[v] for v in values) for values in parts)
-    return ScoresParts(products, consumers, roles.sides, sums)
+    parts = (roles.products, roles.results, roles.sums, roles.stored)
+    products, consumers, sums, stored = (tuple(producers[v] for v in values) for values in parts)
+    return ScoresParts(products, consumers, roles.sides, sums, stored)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,15 @@ class ScoreSum:
 
 
 @dataclass(frozen=True)
+class StoredScore:
+    """A value of the space that is a result: ``score`` at a point, where its own index is ``index``."""
+
+    op: Op
+    score: ScalarExpr
+    index: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
 class ScoreElements:
     """One element of each part, over tight symbols.
 
@@ -104,6 +115,7 @@ class ScoreElements:
     products: tuple[ScoreProduct, ...]
     consumers: tuple[ScoreConsumer, ...]
     sums: tuple[ScoreSum, ...]
+    stored: tuple[StoredScore, ...]
     row: Symbol
     rows: Dim
     column: Symbol
@@ -112,8 +124,9 @@ class ScoreElements:
 
     @property
     def scores(self) -> list[ScalarExpr]:
-        """What is consumed at a point: by each dot, then by each sum."""
-        return [*(c.score for c in self.consumers), *(s.score for s in self.sums)]
+        """What is consumed at a point: by each dot, then by each sum; then what is stored."""
+        consumed = [*(c.score for c in self.consumers), *(s.score for s in self.sums)]
+        return consumed + [s.score for s in self.stored]
 
 
 @dataclass(frozen=True)
@@ -142,6 +155,7 @@ def find_elements(inliner: Inliner, parts: ScoresParts) -> ScoreElements:
         raws.append(raw)
         inliner.add_leaf(op.result, _noted(raw, seen[number]))
     frame = _frame(parts)
+    stored = _stored(inliner, frame, parts)
     consumers = [_consumer(inliner, frame, c, side) for c, side in zip(parts.consumers, parts.sides, strict=True)]
     sums = tuple(_sum(inliner, frame, op) for op in parts.sums)
     products: list[ScoreProduct] = []
@@ -153,7 +167,8 @@ def find_elements(inliner: Inliner, parts: ScoresParts) -> ScoreElements:
     others = tuple((s, n) for s, n in zip(frame.point, frame.extents, strict=False) if s is not row)
     extent = dict(zip(frame.point, frame.extents, strict=False))[row]
     transposed = tuple(_transposed(p, row, frame.column) for p in products)
-    return ScoreElements(transposed, tuple(consumers), sums, row, extent, frame.column, frame.extents[-1], others)
+    ends = tuple(consumers), sums, stored
+    return ScoreElements(transposed, *ends, row, extent, frame.column, frame.extents[-1], others)
 
 
 def _noted(raw: Buffer, seen: set[Subscripts]) -> Leaf:
@@ -202,6 +217,38 @@ def _sum(inliner: Inliner, frame: _Frame, op: Op) -> ScoreSum:
         raise LoweringError(f"{op.result} does not lie along the rows of the scores")
     index = (*frame.point[:axis], frame.column, *frame.point[axis:])
     return ScoreSum(op, inliner.at(value, index), frame.point)
+
+
+def _stored(inliner: Inliner, frame: _Frame, parts: ScoresParts) -> tuple[StoredScore, ...]:
+    """The values that are results too, each where the consumers read it."""
+    found: list[StoredScore] = []
+    for op in parts.stored:
+        seen: set[Subscripts] = set()
+        inliner.add_leaf(op.result, _noted(Buffer("stored", op.result.type.dtype, (), (), "tile"), seen))
+        for consumer, side in zip(parts.consumers, parts.sides, strict=True):
+            _consumer(inliner, frame, consumer, side)
+        for each in parts.sums:
+            _sum(inliner, frame, each)
+        inliner.drop_leaf(op.result)
+        index = seen.pop() if len(seen) == 1 else ()
+        if not _is_whole(op, index, frame):
+            raise LoweringError(f"{op.result} is stored, and is not read at one point each")
+        found.append(StoredScore(op, inliner.at(op.result, index), pure(index)))
+    return tuple(found)
+
+
+def _is_whole(op: Op, index: Subscripts, frame: _Frame) -> bool:
+    """Whether an index takes each element of an op's result once, over the points of the space."""
+    extents: dict[Expr, Dim] = dict(zip((*frame.point, frame.column), frame.extents, strict=True))
+    if not index or any(not isinstance(n, int) for n in extents.values()):
+        return False
+    constant, terms = terms_of(linearize(pure(index), op.result.type.shape))
+    step = 1
+    for atom, k in sorted(terms.items(), key=lambda term: term[1]):
+        if k != step or atom not in extents:
+            return False
+        step *= most(extents[atom])
+    return constant == 0 and step == op.result.type.count
 
 
 def _one(dims: Sequence[Dim], reason: str) -> tuple[Dim]:

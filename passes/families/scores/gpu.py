@@ -15,17 +15,19 @@ from math import prod
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, bounds, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
-from fusec.ir.types import DType, f32
+from fusec.ir.types import DType, bool_, f32
 from fusec.passes.contraction import accumulator_dtype, allows_tf32
 from fusec.passes.cost.lanes import points_work
 from fusec.passes.families.scores.distances import by_rows_and_columns
 from fusec.passes.families.scores.elements import (
     ScoreElements,
     ScoreProduct,
+    StoredScore,
     find_elements,
     scores_parts,
 )
 from fusec.passes.families.scores.powers import by_powers_of_two
+from fusec.passes.families.scores.quotients import by_reciprocals
 from fusec.passes.families.scores.schedule.gpu import GpuScoresSchedule
 from fusec.passes.families.scores.schedule.size import ScoresSize, padded
 from fusec.passes.families.scores.shared import shared_part
@@ -35,15 +37,17 @@ from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.limits import block_in_tile, zero_beyond
 from fusec.passes.lower.mask import KeyRange, held_in_f32, without_conditions
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import (
     Apply,
     Buffer,
     Const,
     Load,
     ScalarExpr,
+    loads,
     reindex,
     rewrite,
+    symbols_in,
     with_loads_replaced,
 )
 
@@ -62,8 +66,11 @@ def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) 
     number = symbol("block", 0, last(ceildiv(e.rows, _SEEN)))
     conditions = common_conditions(e)
     span = range_of_columns(conditions, e, _SEEN, _SEEN, number)
+    values = [without_conditions(score, span.conditions) for score in e.scores]
+    if _is_coarse(e):
+        values = [by_reciprocals(by_powers_of_two(value), {e.row}, {e.column}) for value in values]
     work = points_work(
-        [by_powers_of_two(without_conditions(score, span.conditions)) for score in e.scores],
+        values,
         {p.raw for p in e.products},
         (e.row, e.column),
     )
@@ -80,7 +87,14 @@ def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) 
         span.skipped,
         work.instructions,
         work.specials,
+        sum(v.dtype.itemsize for v in _of_points(e)),
     )
+
+
+def _of_points(e: ScoreElements) -> set[ScalarExpr]:
+    """What is read, and what is stored, of each point: a bias, a mask that is data, values that are results."""
+    read = {load for score in e.scores for load in loads(score) if load.buffer.space == "parameter"}
+    return {load for load in read if {e.row, e.column} <= symbols_in(load)} | {s.score for s in e.stored}
 
 
 _SEEN = 128
@@ -112,7 +126,8 @@ class _Scores:
         self.rows = Iter(self.ri, s.rows)
         self.live_rows = Iter(self.ri, s.rows, None if e.rows % s.rows == 0 else sub(e.rows, first))
         self.block_limit = None if e.columns % s.columns == 0 else sub(e.columns, self.c0)
-        self.coarse = all(c.score.dtype.bits == 16 for c in e.consumers)
+        self.coarse = _is_coarse(e)
+        self._of_rows: dict[ScalarExpr, Load] = {}
         self._held: dict[ScalarExpr, Load] = {}
         self.setup: list[Statement] = []
 
@@ -139,10 +154,13 @@ class _Scores:
         self.sums = [Load(self.tile("row_sum", s.rows), (self.ri,)) for _ in e.sums]
         for held in self.sums:
             self.setup += [Alloc(held.buffer), Map((self.rows,), held.buffer, (self.ri,), Const(0.0, f32))]
-        found = find_columns(self.context, e, self.conditions, self.shift, self.live_rows, s.columns)
+        found = None
+        if not e.stored:  # else all columns are written
+            found = find_columns(self.context, e, self.conditions, self.shift, self.live_rows, s.columns)
         within = None if found is None else found.bounds
         self.setup += () if found is None else found.code
         loops = [replace(self._loop(*bounds_, rows, accumulators), within=within) for bounds_ in self._loops()]
+        loops += self._unvisited()
         held_in = accumulators, self.sums
         stores = scores_stores(self.context, self.parts, e, self.shift, self.live_rows, self._places(), *held_in)
         grid = Grid(
@@ -190,6 +208,19 @@ class _Scores:
         step = self._step(whole, self.block_limit if limited else None, rows, sums)
         first, past = substitute(start, self.order), substitute(stop, self.order)
         return Loop(self.c0, first, past, self.schedule.columns, tuple(step))
+
+    def _unvisited(self) -> list[Loop]:
+        """Zeros for the stored values at columns that a block of rows does not visit."""
+        s, span = self.schedule, self.span
+        past = mul(ceildiv(span.stop, s.columns), s.columns)
+        columns = Iter(self.cj, s.columns, self.block_limit)
+        code = tuple(self._stored(stored, Const(0.0, stored.score.dtype), columns) for stored in self.e.stored)
+        ends = [(0, substitute(span.start, self.order)), (substitute(past, self.order), self.e.columns)]
+        return [Loop(self.c0, first, end, s.columns, code) for first, end in ends if code and first != end]
+
+    def _stored(self, stored: StoredScore, value: ScalarExpr, columns: Iter) -> Store:
+        where = tuple(substitute(i, self.shift) for i in stored.index)
+        return Store((self.live_rows, columns), self.context.buffers[stored.op.result], where, value)
 
     def _row_operand(self, p: ScoreProduct) -> Load:
         """A block of rows of a product, in a tile for all blocks of columns."""
@@ -256,7 +287,7 @@ class _Scores:
             code += [Alloc(shared.buffer), Map((self.live_rows, columns), shared.buffer, (self.ri, self.cj), common)]
             values = [rewrite(v, lambda n: shared if n == common else None) for v in values]
         found: list[Load] = []
-        for held, value in zip(self.sums, values[len(e.consumers) :], strict=True):
+        for held, value in zip(self.sums, values[len(e.consumers) :], strict=False):
             summed = value if value.dtype is f32 else Apply("cast", (value,), f32)
             code.append(Reduce((self.live_rows, columns), held.buffer, (self.ri,), "sum", summed, fresh=False))
         for c, value in zip(e.consumers, values, strict=False):
@@ -265,6 +296,9 @@ class _Scores:
             where = (self.ri, self.cj)
             code += [Alloc(tile), Map((self.live_rows, columns), tile, where, value)]
             found.append(Load(tile, where))
+        for stored, value in zip(e.stored, values[len(e.consumers) + len(e.sums) :], strict=True):
+            same = [held for c, held in zip(e.consumers, found, strict=True) if c.score == stored.score]
+            code.append(self._stored(stored, same[0] if same else value, columns))
         return found, code
 
     def _value(self, score: ScalarExpr, raws: dict[Buffer, Load], whole: bool) -> ScalarExpr:
@@ -273,7 +307,28 @@ class _Scores:
         for raw, load in raws.items():
             value = with_loads_replaced(value, raw, load)
         value = by_rows_and_columns(held_in_f32(value), {self.c0, self.cj})
-        return by_powers_of_two(value) if self.coarse else value
+        if self.coarse:
+            value = by_reciprocals(by_powers_of_two(value), {self.ri}, {self.c0, self.cj})
+        return rewrite(value, self._held_for_rows)
+
+    def _held_for_rows(self, node: ScalarExpr) -> Load | None:
+        """What is read and computed of a row alone, in a tile for all blocks of columns."""
+        read, found = list(loads(node)), symbols_in(node)
+        if node.dtype is bool_ or self.ri not in found or not found.isdisjoint({self.c0, self.cj}):
+            return None
+        if not read or any(load.buffer.space != "parameter" for load in read):
+            return None
+        if node not in self._of_rows:
+            tile = self.tile("of_rows", self.schedule.rows, dtype=node.dtype)
+            self.setup += [Alloc(tile), Map((self.live_rows,), tile, (self.ri,), node)]
+            self._of_rows[node] = Load(tile, (self.ri,))
+        return self._of_rows[node]
+
+
+def _is_coarse(e: ScoreElements) -> bool:
+    """Whether what is made of the space is rounded to a half type."""
+    made = [*(c.score for c in e.consumers), *(s.score for s in e.stored)]
+    return all(score.dtype.bits == 16 for score in made)
 
 
 def _grows(span: KeyRange, block: Symbol, blocks: int) -> bool:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.index import Index, product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
+from fusec.ir.types import Dim
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.match import is_own
 from fusec.passes.families.scores.elements import ScoreElements, ScoresParts, find_elements
@@ -51,12 +53,13 @@ class ScoresMatch:
 @dataclass(frozen=True)
 class Space:
     """Dots that make values on the points of a space, the maps between, and the dots that consume values on it with the
-    number of the operand which these are; sums of such values beside them."""
+    number of the operand which these are; sums of such values beside them, and maps whose values are stored."""
 
     products: tuple[Op, ...]
     between: tuple[Op, ...]
     consumers: tuple[tuple[Op, int], ...]
     sums: tuple[Op, ...] = ()
+    stored: tuple[Op, ...] = ()
 
 
 def match_scores(partition: Partition, log: Log, blocked: bool) -> None:
@@ -101,11 +104,11 @@ def match_space(partition: Partition, op: Op, blocked: bool) -> ScoresMatch | De
     if isinstance(space, Declined):
         return space
     try:
-        found = fits(partition, space, space.consumers, blocked)
+        found = fits(partition, space, space.consumers, blocked, space.stored)
     except LoweringError as error:
         return no(str(error))
     sides = tuple(p.column_side for p in found.products)
-    match = ScoresMatch(parts_of(partition, space, space.consumers), space.between, sides)
+    match = ScoresMatch(parts_of(partition, space, space.consumers, space.stored), space.between, sides)
     if match.parts.products != space.products:
         return no(f"{len(space.products)} products make scores, and the results are made of {len(found.products)}")
     for consumer in match.parts.ends:
@@ -114,18 +117,26 @@ def match_space(partition: Partition, op: Op, blocked: bool) -> ScoresMatch | De
     return match
 
 
-def parts_of(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]]) -> ScoresParts:
+def parts_of(
+    partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]], stored: tuple[Op, ...] = ()
+) -> ScoresParts:
     """Some of a space's consumers, and the products that they read."""
     values = [*(op.operands[side] for op, side in consumers), *(op.operands[0] for op in space.sums)]
     read = {p for v in values for p in products_above(partition, v)}
     products = tuple(p for p in space.products if p in read)
-    return ScoresParts(products, tuple(c for c, _ in consumers), tuple(s for _, s in consumers), space.sums)
+    return ScoresParts(products, tuple(c for c, _ in consumers), tuple(s for _, s in consumers), space.sums, stored)
 
 
-def fits(partition: Partition, space: Space, consumers: Sequence[tuple[Op, int]], blocked: bool) -> ScoreElements:
+def fits(
+    partition: Partition,
+    space: Space,
+    consumers: Sequence[tuple[Op, int]],
+    blocked: bool,
+    stored: tuple[Op, ...] = (),
+) -> ScoreElements:
     """The elements of a kernel for some of a space's consumers. LoweringError where there is none, its text empty where
     that needs no telling."""
-    parts = parts_of(partition, space, consumers)
+    parts = parts_of(partition, space, consumers, stored)
     elements = find_elements(partition.inliner({*parts.products, *space.between, *parts.ends}), parts)
     reason = _unfit(elements, parts, blocked)
     if reason is not None:
@@ -144,6 +155,8 @@ def _unfit(e: ScoreElements, parts: ScoresParts, blocked: bool) -> str | None:
     dtypes = {accumulator_dtype(op) for op in parts.products} | {accumulator_dtype(op) for op in parts.consumers}
     if len(dtypes) > 1 or not all(d.is_float for d in dtypes):
         return ""
+    if parts.stored and not blocked:
+        return f"{parts.stored[0].result} is needed elsewhere, and a CPU's kernel stores none"
     half = any(v.type.dtype.bits < 32 for op in (*parts.products, *parts.consumers) for v in op.operands)
     return "half types on a CPU" if half and not blocked else None
 
@@ -165,24 +178,30 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
     products, between = _closed(partition, made)
     if consumer in products:
         return no("")
+    _leave_readers_of_one(partition, products, between, consumer, side)
     ops = {*products, *between}
     consumers: dict[Op, int] = {}
     sums: dict[Op, None] = {}
+    stored: dict[Op, None] = {}
     for op in sorted(ops, key=partition.order.__getitem__):
         if op in partition.owner:
             return no(f"{op.result} is already part of another kernel")
         if partition.escapes(op):
-            return no(f"{op.result} is also an output, so it must be stored whole")
+            if op in products:
+                return no(f"{op.result} is also an output, so it must be stored whole")
+            stored[op] = None
         for reader in partition.compute_consumers(op):
             if reader in ops:
                 continue
-            if _is_sum(reader) and reader not in partition.owner:
+            if _is_sum(reader) and reader not in partition.owner and _is_along(consumer, side, reader):
                 sums[reader] = None
                 continue
             sides = [s for s, v in enumerate(reader.operands) if _is_made_of(partition, v, op)]
             if reader.name != "dot" or reader in partition.owner:
-                return no(f"{op.result} is also read by {reader.name} ({reader.location or 'unknown line'})")
-            if len(sides) > 1 or consumers.setdefault(reader, sides[0]) != sides[0]:
+                if op in products:
+                    return no(f"{op.result} is also read by {reader.name} ({reader.location or 'unknown line'})")
+                stored[op] = None
+            elif len(sides) > 1 or consumers.setdefault(reader, sides[0]) != sides[0]:
                 return no(f"{reader.result} multiplies values of the space with each other")
     if consumer not in consumers:
         return no("")
@@ -192,7 +211,28 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
         tuple(sorted(between, key=order)),
         tuple(sorted(consumers.items(), key=lambda c: order(c[0]))),
         tuple(sorted(sums, key=order)),
+        tuple(sorted(stored, key=order)),
     )
+
+
+def _leave_readers_of_one(partition: Partition, products: set[Op], between: set[Op], consumer: Op, side: int) -> None:
+    """Takes maps of one value of the space that nothing on it reads out of it: what is stored for their readers is that
+    value, where it is no wider."""
+
+    def is_on_space(reader: Op) -> bool:
+        return reader in between or reader.name == "dot" or (_is_sum(reader) and _is_along(consumer, side, reader))
+
+    for op in sorted(between, key=partition.order.__getitem__, reverse=True):
+        if any(map(is_on_space, partition.compute_consumers(op))):
+            continue
+        made = {partition.producers.get(v): v for v in partition.sources(op)}
+        (read, *others) = [v for maker, v in made.items() if maker in between or maker in products]
+        if not others and partition.producers[read] not in products and _bits(read) <= _bits(op.result):
+            between.discard(op)
+
+
+def _bits(value: Value) -> int:
+    return value.type.dtype.bits
 
 
 def _has_long_axes(consumer: Op, side: int, row: int = 1) -> bool:
@@ -250,6 +290,21 @@ def _is_sum(op: Op) -> bool:
     if op.name != "reduce_sum" or not op.result.type.dtype.is_float:
         return False
     return len(op.expect(ReduceAttributes).axes) == 1
+
+
+def _is_along(consumer: Op, side: int, reader: Op) -> bool:
+    """Whether a sum goes along the axis of the space that a dot contracts, as far as the places of both in memory
+    tell."""
+    (axis,) = reader.expect(ReduceAttributes).axes
+    summed, read = reader.operands[0].type.shape, consumer.operands[side].type.shape
+    dot = consumer.expect(DotAttributes)
+    contracted = dot.rhs_contract if side else dot.lhs_contract
+    return len(contracted) == 1 and _place(summed, axis) == _place(read, contracted[0])
+
+
+def _place(shape: tuple[Dim, ...], axis: int) -> tuple[Dim, Index]:
+    """An axis's extent, and how far its elements lie apart."""
+    return shape[axis], product(shape[axis + 1 :])
 
 
 def _is_made_of(partition: Partition, value: Value, op: Op) -> bool:

@@ -25,11 +25,13 @@ def scores_stores(
     dots: Sequence[Load],
     sums: Sequence[Load],
 ) -> list[Store]:
-    """Of every output, over what holds the results of the consumers that it is made of, which lie at the same points.
+    """Of every output that is no value of the space, over what holds the results of the consumers that it is made of,
+    which lie at the same points.
 
     ``places``: each consumer's own axis, and the iterator over it. ``dots``, ``sums``: what holds their results.
     """
     made_of = _origins(context, parts)
+    on_space = {op.result for op in parts.stored}
     stores: list[Store] = []
     beside = set(parts.sums)
     for each, held in zip(e.sums, sums, strict=True):
@@ -46,10 +48,10 @@ def scores_stores(
             context, "scores", own, point, there, (rows, across), [dots[n] for n in numbers], others
         )
     if e.sums:
-        others = [v for v in context.body.outputs if not made_of[v] <= beside]
+        others = [v for v in context.body.outputs if v in on_space or not made_of[v] <= beside]
         there = dict(shift)
         stores += epilogue_stores(context, "scores", list(parts.sums), e.sums[0].point, there, (rows,), sums, others)
-    if len(stores) != len(context.body.outputs):
+    if len(stores) + len(on_space) != len(context.body.outputs):
         raise LoweringError("an output is made of results that lie at different points")
     return stores
 

@@ -203,6 +203,43 @@ def _padded(q: Any, k: Any, v: Any, length: Any) -> Any:
     return torch.relu(s.masked_fill(torch.arange(s.shape[-1], device=s.device) >= length, -torch.inf)) @ v
 
 
+def sigmoid_and_weights(q: Any, k: Any, v: Any) -> Any:
+    """The weights are a result, too."""
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    p = torch.sigmoid(s.masked_fill(causal(s), -torch.inf))
+    return p @ v, p
+
+
+def relu_turned(q: Any, k: Any, v: Any) -> Any:
+    """Rows of the space are columns of the weights in memory, which are read as sums over heads."""
+    p = torch.relu(q @ k.mT)
+    return p.mT @ v, p.sum(1)
+
+
+def trained_bias(masked: bool, axes: tuple[int, ...], flat: bool = False) -> Function:
+    """All gradients of an attention with a bias, whose own is a sum over some axes of the scores' gradient."""
+
+    def backward_of_bias(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, bias: Any) -> Any:
+        shape = (*q.shape[:3], k.shape[2])
+        if flat:
+            q, k, v, do = (x.flatten(0, 1) for x in (q, k, v, do))
+        s = (q @ k.mT).view(shape).float() * q.shape[-1] ** -0.5 + bias
+        if masked:
+            s = s.masked_fill(causal(s), -torch.inf)
+        p = torch.exp(s - lse[..., None])
+        dp = (do @ v.mT).view(shape).float()
+        ds = (p * (dp - delta[..., None])).to(q.dtype)
+        scaled, p = ((x.to(q.dtype).flatten(0, 1) if flat else x.to(q.dtype)) for x in (ds * q.shape[-1] ** -0.5, p))
+        return scaled @ k, scaled.mT @ q, p.mT @ do, ds.sum(axes) if axes else ds
+
+    return backward_of_bias
+
+
+def _stored_seen(q: Any, k: Any, s: Any, seen: Any, v: Any) -> Any:
+    p = torch.sigmoid(s.masked_fill(~seen, -torch.inf))
+    return p @ v, p
+
+
 def shapes(n: int, m: int, d: int, heads: int = 2, values: int | None = None) -> tuple[tuple[int, ...], ...]:
     return (1, heads, n, d), (1, heads, m, d), (1, heads, m, values or d)
 
@@ -245,3 +282,16 @@ SCORES = {
     "backward, keys, f32": Case(backward_keys(True), backward_shapes(70, 70, 16), (4, 5), torch.float32),
 }
 """Every form."""
+
+BIASED = ((2, 2, 140, 32),) * 4 + ((2, 2, 140),) * 2
+STORED = {
+    "sigmoid and weights": Case(sigmoid_and_weights, shapes(150, 130, 32)),
+    "relu, turned": Case(relu_turned, ((1, 2, 150, 32), (1, 2, 130, 32), (1, 2, 150, 16))),
+    "trained bias": Case(trained_bias(False, (0,)), (*BIASED, (2, 140, 140)), single=(4, 5)),
+    "trained bias, causal": Case(trained_bias(True, (0,)), (*BIASED, (2, 140, 140)), single=(4, 5)),
+    "trained bias, one of all heads": Case(trained_bias(True, (0, 1)), (*BIASED, (140, 140)), single=(4, 5)),
+    "trained bias, of each row": Case(trained_bias(False, ()), (*BIASED, (2, 2, 140, 140)), single=(4, 5)),
+    "trained bias, heads flat": Case(trained_bias(False, (0,), True), (*BIASED, (2, 140, 140)), single=(4, 5)),
+    "documents and weights": Case(documents(_stored_seen), (*shapes(300, 300, 32), (300,))),
+}
+"""Those with values of the space that are results."""

@@ -23,7 +23,7 @@ class ScoresSize:
 
     depths, values: elements of the rows of each product's operands, and of each result. reads: of all that is read of a
     column. bits: of an element. hidden: the share of the points whose blocks a mask of indices empties.
-    instructions, specials: of a lane, for a point.
+    instructions, specials: of a lane, for a point. point_bytes: read, or stored, of each point.
     """
 
     heads: int
@@ -36,6 +36,7 @@ class ScoresSize:
     hidden: float = 0.0
     instructions: float = 0.0
     specials: float = 0.0
+    point_bytes: int = 0
 
     @property
     def points(self) -> float:
@@ -60,6 +61,7 @@ class ScoresSize:
         """Seconds in which memory gives what is read and takes what is written once."""
         item = self.bits // 8
         read = item * self.heads * (self.rows * sum(self.depths) + self.columns * self.reads)
+        read += int(self.point_bytes * self.points)
         return target.rates.moved(read, item * self.heads * self.rows * sum(self.values))
 
     def fetched(self, rows: int, target: GpuTarget) -> float:

@@ -61,10 +61,16 @@ def test_what_follows_the_result_joins() -> None:
 @pytest.mark.parametrize(
     ("maps", "returned", "reason"),
     [
-        (SQUARE, "%o, %p", "%p is also an output, so it must be stored whole"),
-        (f"{SQUARE}\n%r = reduce_max(%p) {{axes=[2]}} : f32[2, 128]", "%o, %r", "%p is also read by reduce_max"),
-        (f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[0]}} : f32[128, 128]", "%o, %r", "along the rows of the scores"),
-        (f"{SQUARE}\n%r = reduce_sum(%p) {{axes=[1]}} : f32[2, 128]", "%o, %r", "read at more than one place"),
+        (SQUARE, "%o, %s", "%s is also an output, so it must be stored whole"),
+        (f"{SQUARE}\n%r = reduce_max(%s) {{axes=[2]}} : f32[2, 128]", "%o, %r", "%s is also read by reduce_max"),
+        (
+            """%t = tanh(%s) : SPACE
+            %r = reduce_max(%t) {axes=[2]} : f32[2, 128]
+            %b = reshape(%r) : f32[2, 128, 1]
+            %p = sub(%t, %b) : SPACE""",
+            "%o",
+            "is made of a value that another kernel makes of this one's",
+        ),
         (
             f"{SQUARE}\n%w = dot(%p, %s) {{contract=[2]x[1], batch=[0]x[0]}} : SPACE",
             "%o, %w",
@@ -76,6 +82,32 @@ def test_values_that_are_needed_elsewhere(maps: str, returned: str, reason: str)
     lowered = on_gpu(chain(maps, returned))
     assert "scores" not in group_kinds(lowered)
     assert any(reason in r for r in reasons(lowered)), reasons(lowered)
+
+
+@pytest.mark.parametrize(
+    ("more", "returned", "stored"),
+    [
+        ("", "%o, %p", "p"),
+        ("%r = reduce_max(%p) {axes=[2]} : f32[2, 128]", "%o, %r", "p"),
+        ("%r = reduce_sum(%p) {axes=[0]} : f32[128, 128]", "%o, %r", "p"),
+        ("%r = reduce_sum(%p) {axes=[1]} : f32[2, 128]", "%o, %r", "p"),
+        ("%t = tanh(%p) : SPACE\n%r = reduce_sum(%t) {axes=[0]} : f32[128, 128]", "%o, %r", "p"),
+    ],
+)
+def test_values_that_are_needed_elsewhere_are_stored(more: str, returned: str, stored: str) -> None:
+    """What is made of one of them alone is computed where it is read."""
+    lowered = on_gpu(chain(f"{SQUARE}\n{more}", returned))
+    op = next(o for o in lowered.graph.ops if o.name == "fused" and o.expect(FusedAttributes).kind == "scores")
+    roles = op.expect(FusedAttributes).roles
+    assert isinstance(roles, ScoresGroup)
+    assert [v.name for v in roles.stored] == [stored]
+    assert "tanh" not in {inner.name for inner in op.expect(FusedAttributes).body.ops}
+
+
+def test_a_cpu_stores_no_values_of_a_space() -> None:
+    lowered = lower(chain(SQUARE, "%o, %p"), "cpu", check=True)
+    assert "scores" not in group_kinds(lowered)
+    assert any("is needed elsewhere" in r for r in reasons(lowered)), reasons(lowered)
 
 
 def test_a_sum_of_rows_joins() -> None:
