@@ -20,6 +20,7 @@ from torch import fx
 
 from fusec import config
 from fusec.build import Options
+from fusec.torch_gradient_layouts import lay_out_gradients
 from fusec.torch_graphs import Kind, predicted_time
 from fusec.torch_row_chunks import chunks_of, cut_in_chunks
 from fusec.torch_saved_inputs import Cut, cut_keeping_inputs, saved_by_eager
@@ -72,6 +73,7 @@ def _cut(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     given["num_fwd_outputs"] = num_fwd_outputs
+    lay_out_gradients(joint, num_fwd_outputs)
     own_marks = any("recompute" in node.meta for node in joint.graph.nodes)
     least_saved: Cut = min_cut_rematerialization_partition
     if not own_marks:

@@ -14,9 +14,8 @@ from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.errors import CodegenError, TargetError
 from fusec.progress import bar
 from fusec.target.gpu import GpuTarget
+from fusec.target.quota import usable_processors
 from fusec.tile.kernel import Kernel
-
-_THREADS = 8
 
 
 def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> CudaModule:
@@ -33,7 +32,7 @@ def compile_sources(source: ModuleSource, target: GpuTarget) -> CudaModule:
     units = every(source.kernels)
     owners = {unit.name: kernel.name for kernel in source.kernels for unit in every([kernel])}
     cubins = []
-    with bar("compiling kernels", len(units)) as done, ThreadPoolExecutor(_THREADS) as pool:
+    with bar("compiling kernels", len(units)) as done, ThreadPoolExecutor(usable_processors()) as pool:
         for cubin in pool.map(lambda k: _compile(k, source.arch, owners[k.name]), units):
             cubins.append(cubin)
             done()

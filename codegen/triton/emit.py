@@ -383,8 +383,8 @@ class _Emitter(Scalars):
         b = self._operand(s.b, (s.k, s.n), half, exact)
         name = self.names[s.accumulator.buffer]
         self.products.add(s.accumulator.buffer)
-        kind = "ieee" if exact else "tf32"
-        precision = "" if half else f', input_precision="{kind}"'
+        kind = '"tf32"' if not exact else "_F32" if self.kernel.traits.splits else '"ieee"'
+        precision = "" if half else f", input_precision={kind}"
         if not half and not exact:
             a, b = f"_tf32({a})", f"_tf32({b})"
         if s.fresh:

@@ -16,7 +16,7 @@ from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import LaunchGrid, TritonKernel, emit_kernel
 from fusec.codegen.triton.header import HEADER
-from fusec.codegen.triton.spelling import BEGIN, EIGHT_BITS, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
+from fusec.codegen.triton.spelling import BEGIN, EIGHT_BITS, ERF, HELPER_SOURCE, POINTERS, SPLIT, TANH, WIDEN
 from fusec.errors import CodegenError
 from fusec.ir.index import Symbol
 from fusec.ir.indexing import evaluate
@@ -74,6 +74,7 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     if len({k.name for k in kernels}) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
     header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}\n\n{WIDEN[target.backend]}\n\n{ERF}"
+    header += f"\n\n{SPLIT.format('tf32x3' if target.splits_f32 else 'ieee')}"
     if target.overlaps:
         header += f"\n\n{BEGIN}"
     if target.backend == "cuda" and isinstance(target.arch, int) and target.arch >= CONVERTS_EIGHT_BITS:

@@ -102,6 +102,9 @@ def _begin():
 """
 """What a kernel starts with that is launched before the one ahead of it has ended (Hopper and later)."""
 
+SPLIT = """_F32: tl.constexpr = tl.constexpr("{0}")"""
+"""How blocks of f32 are multiplied: as they are, or each in two parts of TF32, whose products are added up."""
+
 TANH = {
     "cuda": """@triton.jit
 def _tanh(x):

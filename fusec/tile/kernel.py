@@ -58,6 +58,7 @@ class BlockTraits:
     pipelined: loops without dots run the launch's stages of loads ahead, too.
     pairs: neighbours along a row may be widened two at a time; not where dots lay out the block.
     nan_maximum: a maximum is NaN where an element is; not where a sum of the same elements says so.
+    splits: operands of f32 may be multiplied in parts of fewer bits, whose products are added up.
     """
 
     prefetch: bool = False
@@ -67,6 +68,7 @@ class BlockTraits:
     pipelined: bool = False
     pairs: bool = True
     nan_maximum: bool = True
+    splits: bool = False
 
 
 @dataclass(frozen=True)

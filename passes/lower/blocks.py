@@ -8,5 +8,5 @@ from fusec.tile.kernel import BlockTraits
 ROW_BLOCKS = BlockTraits(prefetch=True)
 WALKING_BLOCKS = BlockTraits(prefetch=True, pipelined=True)
 GEMM_BLOCKS = BlockTraits(first_fastest=True, tma_stores=True, tma_tiles=True, pairs=False)
-SCORES_BLOCKS = BlockTraits(tma_stores=True, tma_tiles=True, pairs=False)
-ATTENTION_BLOCKS = BlockTraits(tma_stores=True, pairs=False, nan_maximum=False)
+SCORES_BLOCKS = BlockTraits(tma_stores=True, tma_tiles=True, pairs=False, splits=True)
+ATTENTION_BLOCKS = BlockTraits(tma_stores=True, pairs=False, nan_maximum=False, splits=True)

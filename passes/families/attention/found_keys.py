@@ -14,8 +14,9 @@ from fusec.passes.families.attention.bounds import Extreme, KeyTest
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
 
-SCANNED = 1024
-"""Keys that a block looks at together."""
+SCANNED, SCANNED_BY_BLOCKS = 1024, 4096
+"""Keys that are looked at together: by a task on a CPU, and by a block of a GPU, whose threads wait once for all of
+them."""
 
 Bounds = tuple[Load, Load]
 """Scalars: a key, which is a multiple of the tile, and one past the last."""
@@ -33,7 +34,8 @@ class KeyFinder:
     """``shift`` are the block's own symbols; ``key`` of a condition is at ``shift[key]`` there. count: of all keys.
 
     queries: the block's iterator over queries. tile: keys of a step. unique: makes names for buffers. finite: of a
-    query or of a key each, what must be finite for the tests to hold: where it is not, every key counts.
+    query or of a key each, what must be finite for the tests to hold: where it is not, every key counts. within: the
+    keys that indices leave, the first and one past the last; no others are looked at. scanned: how many together.
     """
 
     def __init__(
@@ -46,11 +48,14 @@ class KeyFinder:
         tile: int,
         unique: Callable[[str], str],
         finite: Sequence[ScalarExpr] = (),
+        within: tuple[Index, Index] | None = None,
+        scanned: int = SCANNED,
     ) -> None:
         self.key, self.finite = key, finite
         self.tests, self.shift, self.queries, self.count, self.tile = tests, shift, queries, count, tile
         self.unique = unique
-        self.step = max(tile, min(SCANNED, pow2(most(count))))
+        self.start, self.stop = within or (0, count)
+        self.step = max(tile, min(scanned, pow2(most(count))))
         self.c, self.j = symbol("c", 0, last(count)), symbol("j", 0, self.step - 1)
         self.position = add(self.c, self.j)
         self.at_key: dict[Symbol, Index] = {**shift, key: self.position}
@@ -119,11 +124,11 @@ class KeyFinder:
         return Reduce((self._keys(),), bound.buffer, (), "max", chosen, fresh=False)
 
     def _keys(self) -> Iter:
-        whole = isinstance(self.count, int) and self.count % self.step == 0
-        return Iter(self.j, self.step, None if whole else sub(self.count, self.c))
+        whole = self.start == 0 and isinstance(self.stop, int) and self.stop % self.step == 0
+        return Iter(self.j, self.step, None if whole else sub(self.stop, self.c))
 
     def _scan(self, body: list[Reduce]) -> Loop:
-        return Loop(self.c, 0, self.count, self.step, tuple(body))
+        return Loop(self.c, self.start, self.stop, self.step, tuple(body))
 
 
 def _is_finite(e: ScalarExpr) -> ScalarExpr:

@@ -29,13 +29,14 @@ from fusec.passes.families.attention.cpu import (
     start_of,
 )
 from fusec.passes.families.attention.elements import Elements, score_over
-from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
+from fusec.passes.families.attention.found_keys import SCANNED_BY_BLOCKS, FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, index_of_row, other_axes, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.blocks import ATTENTION_BLOCKS, ROW_BLOCKS
 from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, finite_or_zero, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.distances import by_rows_and_columns
 from fusec.passes.lower.limits import block_in_tile, zero_beyond
 from fusec.passes.lower.mask import (
     KeyRange,
@@ -45,6 +46,7 @@ from fusec.passes.lower.mask import (
     without_conditions,
     without_factor,
 )
+from fusec.passes.lower.quotients import by_reciprocals
 from fusec.tile.attention import half, mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import (
@@ -228,9 +230,8 @@ class _Attention:
             stores = [replace(s, value=with_loads_replaced(s.value, self.mean, mean)) for s in self.stores]
             stores += self._row_stores(self.shift, self.q, (Load(row_max, row), Load(row_sum, row)))
             grid = Grid((*self.others, blocks), (*code, *stores))
-            return replace(
-                self.context.finish("attention", (grid,), s.describe(), ATTENTION_BLOCKS), skipped=self.span.skipped
-            )
+            lowered = self.context.finish("attention", (grid,), s.describe(), ATTENTION_BLOCKS)
+            return replace(self._beside_rows(lowered), skipped=self.span.skipped)
         parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
@@ -244,7 +245,14 @@ class _Attention:
         lowered = self.context.finish_in_two(
             "attention", (grid,), parts.buffers, "row", combining, s.describe(), traits=traits
         )
-        return replace(lowered, skipped=self.span.skipped)
+        return replace(self._beside_rows(lowered), skipped=self.span.skipped)
+
+    def _beside_rows(self, lowered: LoweredGroup) -> LoweredGroup:
+        """A row's maximum and sum don't ask for more exact functions than the results beside them."""
+        own = {self.match.row_max, self.match.row_sum}
+        dtypes = [v.type.dtype for v in self.context.body.outputs if v not in own]
+        final = max(dtypes, key=lambda d: d.bits, default=None)
+        return replace(lowered, kernel=replace(lowered.kernel, final=final))
 
     def _combine(self, parts: Parts) -> Grid:
         """The reduction kernel: a row of the result from its parts."""
@@ -343,8 +351,12 @@ class _Attention:
         tests = shared_tests(e, self.rows, s.split)
         if not tests or not self.bounded:
             return None
-        finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.context.unique)
-        return finder.find()
+        span = self.span
+        past = minimum(mul(ceildiv(span.stop, s.keys), s.keys), self.keys)
+        within = substitute(span.start, self.last_first), substitute(past, self.last_first)
+        known = (), within, SCANNED_BY_BLOCKS
+        unique = self.context.unique
+        return KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, unique, *known).find()
 
     def _key_range(self, score: ScalarExpr) -> KeyRange:
         e, s = self.e, self.schedule
@@ -429,7 +441,10 @@ class _Attention:
         return (by, less), code
 
     def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:
-        return score_over(raw, reindex(score, self.shift), self.e.raw_score)
+        changed = score_over(raw, reindex(score, self.shift), self.e.raw_score)
+        changed = by_rows_and_columns(changed, {self.kj, self.k0})
+        half = self.match.value_dot.result.type.dtype.bits == 16
+        return by_reciprocals(changed, {self.qi}, {self.kj, self.k0}) if half else changed
 
     def _operand(
         self,

@@ -13,12 +13,12 @@ from functools import cached_property
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, bounds, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, bounds, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import DType, bool_, f32
 from fusec.passes.contraction import accumulator_dtype, allows_tf32
 from fusec.passes.cost.lanes import points_work
-from fusec.passes.families.scores.distances import by_rows_and_columns
+from fusec.passes.families.attention.found_keys import SCANNED_BY_BLOCKS
 from fusec.passes.families.scores.elements import (
     ScoreElements,
     ScoreProduct,
@@ -27,7 +27,6 @@ from fusec.passes.families.scores.elements import (
     scores_parts,
 )
 from fusec.passes.families.scores.powers import by_powers_of_two
-from fusec.passes.families.scores.quotients import by_reciprocals
 from fusec.passes.families.scores.schedule.gpu import GpuScoresSchedule
 from fusec.passes.families.scores.schedule.size import ScoresSize, padded
 from fusec.passes.families.scores.shared import shared_part
@@ -35,8 +34,10 @@ from fusec.passes.families.scores.stores import scores_stores
 from fusec.passes.families.scores.zeros import common_conditions, find_columns, range_of_columns
 from fusec.passes.lower.blocks import SCORES_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.distances import by_rows_and_columns
 from fusec.passes.lower.limits import block_in_tile, zero_beyond
 from fusec.passes.lower.mask import KeyRange, held_in_f32, without_conditions
+from fusec.passes.lower.quotients import by_reciprocals
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import (
     Apply,
@@ -67,8 +68,9 @@ def scores_size(context: LoweringContext, usual: Callable[[Index], int] = most) 
     conditions = common_conditions(e)
     span = range_of_columns(conditions, e, _SEEN, _SEEN, number)
     values = [without_conditions(score, span.conditions) for score in e.scores]
+    values = [by_reciprocals(value, {e.row}, {e.column}) for value in values]
     if _is_coarse(e):
-        values = [by_reciprocals(by_powers_of_two(value), {e.row}, {e.column}) for value in values]
+        values = [by_powers_of_two(value) for value in values]
     work = points_work(
         values,
         {p.raw for p in e.products},
@@ -156,7 +158,11 @@ class _Scores:
             self.setup += [Alloc(held.buffer), Map((self.rows,), held.buffer, (self.ri,), Const(0.0, f32))]
         found = None
         if not e.stored:  # else all columns are written
-            found = find_columns(self.context, e, self.conditions, self.shift, self.live_rows, s.columns)
+            span = self.span
+            past = minimum(mul(ceildiv(span.stop, s.columns), s.columns), e.columns)
+            ends = substitute(span.start, self.order), substitute(past, self.order)
+            known = ends, SCANNED_BY_BLOCKS
+            found = find_columns(self.context, e, self.conditions, self.shift, self.live_rows, s.columns, *known)
         within = None if found is None else found.bounds
         self.setup += () if found is None else found.code
         loops = [replace(self._loop(*bounds_, rows, accumulators), within=within) for bounds_ in self._loops()]
@@ -307,8 +313,8 @@ class _Scores:
         for raw, load in raws.items():
             value = with_loads_replaced(value, raw, load)
         value = by_rows_and_columns(held_in_f32(value), {self.c0, self.cj})
-        if self.coarse:
-            value = by_reciprocals(by_powers_of_two(value), {self.ri}, {self.c0, self.cj})
+        value = by_reciprocals(value, {self.ri}, {self.c0, self.cj})
+        value = by_powers_of_two(value) if self.coarse else value
         return rewrite(value, self._held_for_rows)
 
     def _held_for_rows(self, node: ScalarExpr) -> Load | None:

@@ -198,7 +198,7 @@ def space_above(partition: Partition, consumer: Op) -> Space | Declined:
                 continue
             sides = [s for s, v in enumerate(reader.operands) if _is_made_of(partition, v, op)]
             if reader.name != "dot" or reader in partition.owner:
-                if op in products:
+                if op in products or _leads_back(partition, reader, ops):
                     return no(f"{op.result} is also read by {reader.name} ({reader.location or 'unknown line'})")
                 stored[op] = None
             elif len(sides) > 1 or consumers.setdefault(reader, sides[0]) != sides[0]:
@@ -229,6 +229,20 @@ def _leave_readers_of_one(partition: Partition, products: set[Op], between: set[
         (read, *others) = [v for maker, v in made.items() if maker in between or maker in products]
         if not others and partition.producers[read] not in products and _bits(read) <= _bits(op.result):
             between.discard(op)
+
+
+def _leads_back(partition: Partition, reader: Op, ops: set[Op]) -> bool:
+    """Whether what is made of a reader's result is read on the space again, as a row's maximum in a softmax."""
+    last = max(partition.order[op] for op in ops)
+    seen, waiting = {reader}, [reader]
+    while waiting:
+        for user in partition.compute_consumers(waiting.pop()):
+            if user in ops:
+                return True
+            if user not in seen and partition.order[user] < last:
+                seen.add(user)
+                waiting.append(user)
+    return False
 
 
 def _bits(value: Value) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from fusec.ir.index import Index, Symbol, bounds
 from fusec.ir.types import bool_
 from fusec.passes.families.attention.bounds import key_tests
-from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
+from fusec.passes.families.attention.found_keys import SCANNED, FoundKeys, KeyFinder
 from fusec.passes.families.scores.elements import ScoreElements
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.mask import KeyRange, Live, range_of, to_index
@@ -69,8 +69,11 @@ def find_columns(
     shift: dict[Symbol, Index],
     rows: Iter,
     step: int,
+    within: tuple[Index, Index] | None = None,
+    scanned: int = SCANNED,
 ) -> FoundKeys | None:
     """Code that finds which columns a mask made of data leaves to a block of rows; None where the mask doesn't tell.
+    For ``within`` and ``scanned`` see :class:`KeyFinder`.
 
     Values are 0 elsewhere where what is read of a row, or of a column, is finite. A row of attention that sees no key
     has an infinite maximum: its weights are NaN.
@@ -81,7 +84,8 @@ def find_columns(
     read = {load for score in e.scores for load in loads(score) if load.buffer.space == "parameter"}
     finite = [x for x in read if x.dtype.is_float and not {e.row, e.column} <= symbols_in(x)]
     finite.sort(key=lambda load: (load.buffer.name, str(load.index)))
-    return KeyFinder(tests, e.column, shift, rows, e.columns, step, context.unique, finite).find()
+    known = finite, within, scanned
+    return KeyFinder(tests, e.column, shift, rows, e.columns, step, context.unique, *known).find()
 
 
 def _choices(node: ScalarExpr) -> list[tuple[Live, ScalarExpr]]:

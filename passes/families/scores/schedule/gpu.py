@@ -57,6 +57,8 @@ says: sigmoid, retention, ReLU², and both backward kernels on an H100 with head
 _REGISTERS, _MOST_REGISTERS = 208, 232
 """Numbers that a thread keeps of sums and values of the space: up to the first it has room for all else (some 40 more
 registers), beyond the second the rest is spilled."""
+_CUT = 3.5
+"""Numbers at a point that are parts of operands, where f32 is multiplied in parts."""
 _SPILLED = 8.0
 """How many times longer a kernel takes that has twice as many as it has room for."""
 
@@ -84,7 +86,8 @@ def scores_candidates(size: ScoresSize, target: GpuTarget) -> list[GpuScoresSche
     for rows, columns, warps, stages, longer in _BLOCKS:
         if rows > max(16, pow2(size.rows)) or columns > max(16, pow2(size.columns)):
             continue
-        if size.bits > 16 and rows * columns * max(padded(n) for n in (*size.depths, *size.values)) > _MAX_PLAIN:
+        plain = size.bits > 16 and not target.splits_f32
+        if plain and rows * columns * max(padded(n) for n in (*size.depths, *size.values)) > _MAX_PLAIN:
             continue
         if _held(size, rows, columns, warps) > 2 * _MOST_REGISTERS:
             continue
@@ -105,7 +108,8 @@ def padded_reads(size: ScoresSize) -> int:
 
 def _held(size: ScoresSize, rows: int, columns: int, warps: int) -> float:
     """Numbers that a thread keeps: the sums of results, and the values of the products at the points of a block."""
-    values = sum(padded(n) for n in size.values) + columns * (len(size.depths) + 0.5)
+    parts = _CUT if size.bits > 16 else 0.0
+    values = sum(padded(n) for n in size.values) + columns * (len(size.depths) + 0.5 + parts)
     return rows * values / (32 * warps)
 
 
@@ -117,7 +121,7 @@ def _shared(size: ScoresSize, s: GpuScoresSchedule) -> int:
 
 def _predict(size: ScoresSize, s: GpuScoresSchedule, longer: float, target: GpuTarget) -> float:
     rates = target.rates
-    products, maps = size.products(rates.tensor if size.bits == 16 else rates.simt), size.maps(target)
+    products, maps = size.products(rates.tensor if size.bits == 16 else target.block_flops), size.maps(target)
     if target.has_faster_matmuls:
         point = hypot(products, maps) / _SHARE
     else:

@@ -69,7 +69,7 @@ def test_what_follows_the_result_joins() -> None:
             %b = reshape(%r) : f32[2, 128, 1]
             %p = sub(%t, %b) : SPACE""",
             "%o",
-            "is made of a value that another kernel makes of this one's",
+            "%t is also read by reduce_max",
         ),
         (
             f"{SQUARE}\n%w = dot(%p, %s) {{contract=[2]x[1], batch=[0]x[0]}} : SPACE",

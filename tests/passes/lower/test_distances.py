@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.ir.index import add, floordiv, mul, sub, symbol
 from fusec.ir.types import f32, i64
-from fusec.passes.families.scores.distances import by_rows_and_columns
+from fusec.passes.lower.distances import by_rows_and_columns
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr
 
 ROW, COLUMN, START = symbol("ri", 0, 127), symbol("cj", 0, 63), symbol("c0", 0, 4095)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quotients of points by what their row, or their column, has: a reciprocal for each row, a product for each point.
 
-A division takes some eight instructions and a place in the special unit, where the exponentials wait as well. Where the
-result is rounded to a half type a value may be off by some units in the last place of f32.
+A division takes some eight instructions and a place in the special unit, where the exponentials wait as well. The
+product is off by a unit in the last place at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
-from math import isfinite
 
 from fusec.ir.index import Symbol
 from fusec.ir.types import bool_, f32
@@ -24,7 +23,7 @@ def by_reciprocals(value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol]) -
 
     def change(node: Apply) -> ScalarExpr:
         match node:
-            case Apply("div", (a, Const(b, _)), dtype) if dtype is f32 and isinstance(b, float) and isfinite(b):
+            case Apply("div", (a, Const(int() | float() as b, _)), dtype) if dtype is f32:
                 return Apply("mul", (a, Const(1.0 / b, f32)), f32) if _LEAST < abs(b) < _MOST else node
             case Apply("div", (a, b), dtype) if dtype is f32 and _is_of_points(a) and _is_of_lines(b):
                 factor = _factor(b)

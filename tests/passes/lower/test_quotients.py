@@ -8,7 +8,7 @@ import pytest
 from tile_harness import buffer, const, load, op, sym, tile
 
 from fusec.ir.types import f32
-from fusec.passes.families.scores.quotients import by_reciprocals
+from fusec.passes.lower.quotients import by_reciprocals
 from fusec.tile.scalar import Apply, ScalarExpr, walk
 
 ROW, COLUMN = sym("i", 16), sym("j", 16)
