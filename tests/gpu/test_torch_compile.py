@@ -114,6 +114,72 @@ def test_gradients_of_attention_that_is_written_out(shape: tuple[int, ...], caus
         assert float((mine - wanted).abs().max()) <= allowed
 
 
+def scores_of(q: Any, k: Any) -> tuple[Any, Any, Any]:
+    n = torch.arange(q.shape[-2], device=q.device)
+    return q @ k.mT / q.shape[-1] ** 0.5, n[:, None], n[None, :]
+
+
+def with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.softmax(scores_of(q, k)[0] + bias, -1) @ v
+
+
+def with_bias_and_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    s, i, j = scores_of(q, k)
+    return torch.softmax((s + bias).masked_fill(j > i, -torch.inf), -1) @ v
+
+
+def in_a_window(q: Any, k: Any, v: Any) -> Any:
+    s, i, j = scores_of(q, k)
+    s = 20 * torch.tanh(s / 20) - (0.1 * (i - j)).to(s.dtype)
+    return torch.softmax(s.masked_fill((j > i) | (i - j >= 60), -torch.inf), -1) @ v
+
+
+def by_documents(q: Any, k: Any, v: Any) -> Any:
+    s, i, j = scores_of(q, k)
+    document = torch.arange(q.shape[-2], device=q.device) // 37
+    seen = (document[:, None] == document[None, :]) & (j <= i)
+    return torch.softmax(s.masked_fill(~seen, -torch.inf), -1) @ v
+
+
+def with_weights(q: Any, k: Any, v: Any) -> Any:
+    p = torch.sigmoid(scores_of(q, k)[0] - 4)
+    return torch.cat([p @ v, p[..., :8]], -1)
+
+
+ATTENTIONS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "a bias of each head": (with_bias, ((3, 150, 150),)),
+    "a bias of all heads": (with_bias, ((150, 150),)),
+    "a bias of each row": (with_bias, ((2, 3, 150, 150),)),
+    "a bias under a mask": (with_bias_and_mask, ((3, 150, 150),)),
+    "a bias of long rows": (with_bias_and_mask, ((3, 1024, 1024),)),
+    "a cap, a slope and a window": (in_a_window, ()),
+    "documents": (by_documents, ()),
+    "weights that are read again": (with_weights, ()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list(ATTENTIONS))
+def test_gradients_of_changed_attention(name: str, dtype: Any) -> None:
+    """Those of a bias as well; errors are at most twice eager's."""
+    function, more = ATTENTIONS[name]
+    n = more[0][-1] if more else 150
+    made = torch.Generator(device="cuda").manual_seed(0)
+    shapes = (*((2, 3, n, 64),) * 3, *more)
+    inputs = [torch.randn(s, device="cuda", dtype=dtype, generator=made).requires_grad_() for s in shapes]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    sent = torch.randn(function(*inputs).shape, device="cuda", dtype=dtype, generator=made)
+    eager = torch.autograd.grad(function(*inputs), inputs, sent)
+    right = torch.autograd.grad(function(*exact), exact, sent.double())
+    with gathering() as graphs:
+        found = torch.autograd.grad(compiled(function)(*inputs), inputs, sent)
+    assert ran_compiled(graphs)
+    for mine, written, wanted in zip(found, eager, right, strict=True):
+        size = float(wanted.norm())
+        allowed = 2 * float((written - wanted).norm()) + size * (2**-22 if dtype is torch.float32 else 2**-11)
+        assert float((mine - wanted).norm()) <= allowed
+
+
 def test_random_numbers_are_the_librarys() -> None:
     def f(x: Any) -> Any:
         return torch.nn.functional.dropout(x, 0.5, training=True) * 2 + torch.rand_like(x)

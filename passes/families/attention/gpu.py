@@ -250,7 +250,7 @@ class _Attention:
     def _beside_rows(self, lowered: LoweredGroup) -> LoweredGroup:
         """A row's maximum and sum don't ask for more exact functions than the results beside them."""
         own = {self.match.row_max, self.match.row_sum}
-        dtypes = [v.type.dtype for v in self.context.body.outputs if v not in own]
+        dtypes = [v.type.dtype for v in self.context.body.outputs if v not in own and v.type.dtype.is_float]
         final = max(dtypes, key=lambda d: d.bits, default=None)
         return replace(lowered, kernel=replace(lowered.kernel, final=final))
 

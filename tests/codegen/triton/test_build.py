@@ -150,6 +150,23 @@ def test_no_descriptor_for_rows_off_sixteen_bytes() -> None:
     assert [d.parameter for d in kernel.descriptors] == [3]  # the result's rows alone are
 
 
+def test_f32_within_blocks_of_scores_is_cut_in_parts() -> None:
+    """Where there is TF32; a matmul alone is not."""
+    text = """graph @g(%q: f32[64, 2048, 64], %k: f32[64, 2048, 64], %v: f32[64, 2048, 64]) {
+      %s = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : f32[64, 2048, 2048]
+      %p = sigmoid(%s) : f32[64, 2048, 2048]
+      %o = dot(%p, %v) {contract=[2]x[1], batch=[0]x[0]} : f32[64, 2048, 64]
+      return %o
+    }"""
+    target = gpu_target("cuda:sm_90")
+    kernels = lower(parse(text), "cuda:sm_90").program.kernels
+    source = module_source(kernels, target)
+    assert "input_precision=_F32" in source.kernels[0].text
+    assert 'tl.constexpr("tf32x3")' in source.header
+    assert 'tl.constexpr("ieee")' in module_source(kernels, gpu_target("hip:gfx942")).header
+    assert ".tf32" in compile_kernels(kernels, target).assembly()
+
+
 def test_tf32_is_for_those_who_ask() -> None:
     graph = parse(linear(256, 64, 128, "f32"))
     plain, rounded = (

@@ -48,6 +48,32 @@ def test_parts_are_joined_by_their_maxima() -> None:
     assert run.kernels == ["attention", "row"]
 
 
+@pytest.mark.parametrize(("dtype", "more", "final"), [("bf16", "", "bf16"), ("f32", "", "f32"), ("bf16", "%w", "f32")])
+def test_rows_own_numbers_ask_for_no_exact_functions(dtype: str, more: str, final: str) -> None:
+    """What is made of the result in f32 does."""
+    s = "[8, 512, 512]"
+    (kernel,) = lowered(
+        parse(f"""graph @g(%q: {dtype}[8, 512, 64], %k: {dtype}[8, 512, 64], %v: {dtype}[8, 512, 64]) {{
+          %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : {dtype}{s}
+          %x = cast(%s) : f32{s}
+          %max = reduce_max(%x) {{axes=[2]}} : f32[8, 512]
+          %m = reshape(%max) : f32[8, 512, 1]
+          %d = sub(%x, %m) : f32{s}
+          %e = exp(%d) : f32{s}
+          %sum = reduce_sum(%e) {{axes=[2]}} : f32[8, 512]
+          %t = reshape(%sum) : f32[8, 512, 1]
+          %n = div(%e, %t) : f32{s}
+          %p = cast(%n) : {dtype}{s}
+          %o = dot(%p, %v) {{contract=[2]x[1], batch=[0]x[0]}} : {dtype}[8, 512, 64]
+          %w = cast(%o) : f32[8, 512, 64]
+          return %o, %max, %sum{f", {more}" if more else ""}
+        }}""")
+    ).kernels
+    assert kernel.kind == "attention"
+    assert kernel.final is not None
+    assert kernel.final.name == final
+
+
 def test_few_queries_of_one_head_alone() -> None:
     first, _ = lowered(sdpa(3, 3, 2, 1000)).kernels
     assert first.parameters[-1].shape[1:] == (2, 3, 2, 64)
