@@ -13,6 +13,7 @@ from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
 from fusec.passes.canonicalize.integers import INTEGER_RULES
 from fusec.passes.canonicalize.layouts import LAYOUT_RULES
+from fusec.passes.canonicalize.log_softmax import LOG_SOFTMAX_RULES
 from fusec.passes.canonicalize.lookups import LOOKUP_RULES
 from fusec.passes.canonicalize.one_hot import ONE_HOT_RULES
 from fusec.passes.canonicalize.scans import SCAN_RULES
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *WINDOW_RULES,
     *ONE_HOT_RULES,
     *ARITHMETIC_RULES,
+    *LOG_SOFTMAX_RULES,
     *INTEGER_RULES,
 )
 
