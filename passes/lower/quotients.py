@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Set
 
 from fusec.ir.index import Symbol
+from fusec.ir.ops import OPS
 from fusec.ir.types import bool_, f32
-from fusec.tile.scalar import Apply, Const, ScalarExpr, loads, rewrite_upward, symbols_in
+from fusec.tile.scalar import Apply, Const, ScalarExpr, loads, rewrite, symbols_in
 
 _LEAST, _MOST, _SHIFT = 2.0**-100, 2.0**100, 2.0**60
 """Numbers within the first two have reciprocals in full. Divisors below the first, and what they divide, are first
@@ -19,17 +20,23 @@ multiplied by the third."""
 
 
 def by_reciprocals(value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol]) -> ScalarExpr:
-    """``a / b ⇒ a * (1 / b)`` for a number ``b`` and for one of a row or of a column alone, whose symbols are given."""
+    """``a / b ⇒ a * (1 / b)`` for a number ``b`` and for one of a row or of a column alone, whose symbols are given.
 
-    def change(node: Apply) -> ScalarExpr:
+    What decides a jump (a comparison, an integer) is divided as it is written.
+    """
+
+    def change(node: ScalarExpr) -> ScalarExpr | None:
         match node:
-            case Apply("div", (a, Const(int() | float() as b, _)), dtype) if dtype is f32:
-                return Apply("mul", (a, Const(1.0 / b, f32)), f32) if _LEAST < abs(b) < _MOST else node
+            case Apply() if _jumps(node):
+                return node
+            case Apply("div", (a, Const(int() | float() as b, _)), dtype) if dtype is f32 and _LEAST < abs(b) < _MOST:
+                return Apply("mul", (rewrite(a, change), Const(1.0 / b, f32)), f32)
             case Apply("div", (a, b), dtype) if dtype is f32 and _is_of_points(a) and _is_of_lines(b):
                 factor = _factor(b)
-                return _product(_product(a, factor), Apply("div", (Const(1.0, f32), _product(b, factor)), f32))
+                inverse = Apply("div", (Const(1.0, f32), _product(b, factor)), f32)
+                return _product(_product(rewrite(a, change), factor), inverse)
             case _:
-                return node
+                return None
 
     def _is_of_points(a: ScalarExpr) -> bool:
         found = symbols_in(a)
@@ -39,10 +46,15 @@ def by_reciprocals(value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol]) -
     def _is_of_lines(b: ScalarExpr) -> bool:
         read = list(loads(b))
         found = symbols_in(b)
-        known = bool(read) and all(load.buffer.space == "parameter" for load in read)
+        known = bool(read) and all(load.buffer.space == "parameter" or load.index for load in read)
         return known and (found.isdisjoint(rows) or found.isdisjoint(columns))
 
-    return rewrite_upward(value, change)
+    return rewrite(value, change)
+
+
+def _jumps(node: Apply) -> bool:
+    definition = OPS.get(node.op)
+    return definition is not None and definition.jumps and not (node.op == "cast" and node.dtype.is_float)
 
 
 def _factor(b: ScalarExpr) -> ScalarExpr:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, position_at
-from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
+from fusec.passes.lower.quotients import by_reciprocals
+from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Load
 
 
@@ -31,6 +34,13 @@ class WholeRows(Rows):
         self.code += [self.store(value) for value in self.context.body.outputs]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
+
+    def store(self, value: Value) -> Store:
+        """As of all rows; what is rounded to a half type is not divided by a row's number, but multiplied."""
+        made = super().store(value)
+        if value.type.dtype.bits != 16 or made.domain != self.tile:
+            return made
+        return replace(made, value=by_reciprocals(made.value, {self.row.var}, {self.column.var}))
 
     def reduce_rows(self) -> None:
         """All reductions of the rows, in order."""

@@ -12,7 +12,7 @@ from fusec.passes.families.row.cpu import merge_axes, row_group
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.groups.columns import rows_and_columns
 from fusec.passes.lower.context import LoweringContext, expect_index, position_at
-from fusec.tile.nodes import Iter, Statement, Store
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 
 
@@ -76,7 +76,7 @@ class Rows:
         """Whether the value has an element for each position in a row, not one for the row."""
         return self.length != 1 and any(self.j in symbols_of(i) for i in self.position(value))
 
-    def store(self, value: Value) -> Statement:
+    def store(self, value: Value) -> Store:
         """The statement that stores an output."""
         at = self.position(value)
         index = tuple(substitute(i, self.shift) for i in at)

@@ -69,7 +69,7 @@ class _WideRows(Rows):
         code = self._once_a_row()
         for step in passes:
             code += self._one_pass(step, waiting)
-        rest = [self.store(v) for v in waiting if self.is_whole(v)]
+        rest: list[Statement] = [self.store(v) for v in waiting if self.is_whole(v)]
         if rest:
             code.append(self._loop(rest))
         code += [self.store(v) for v in waiting if not self.is_whole(v)]

@@ -7,7 +7,7 @@ import math
 import pytest
 from tile_harness import buffer, const, load, op, sym, tile
 
-from fusec.ir.types import f32
+from fusec.ir.types import bool_, f32, i32
 from fusec.passes.lower.quotients import by_reciprocals
 from fusec.tile.scalar import Apply, ScalarExpr, walk
 
@@ -44,3 +44,11 @@ def test_a_reciprocal_for_each_line(divisor: ScalarExpr) -> None:
 @pytest.mark.parametrize("quotient", [op("div", SCORE, OF_POINT), op("div", OF_ROW, OF_ROW), op("div", SCORE, SCORE)])
 def test_what_is_divided_point_by_point(quotient: ScalarExpr) -> None:
     assert changed(quotient) is quotient
+
+
+def test_what_decides_a_jump_is_divided_as_it_is_written() -> None:
+    quotient = op("div", SCORE, OF_ROW)
+    for jump in (op("floor", quotient), op("lt", quotient, OF_POINT, dtype=bool_), op("cast", quotient, dtype=i32)):
+        assert changed(jump) == jump
+    both = changed(op("add", quotient, op("floor", quotient)))
+    assert set(map(str, divisors(both))) == {str(SCORE), str(const(1.0, f32))}
