@@ -134,8 +134,9 @@ def _call(op: Op) -> str:
     if not isinstance(op.attributes, ExternAttributes):
         return ""
     namespace, _, rest = op.attributes.target.partition(".")
-    named = parse_arguments(op.attributes.arguments)[1]
-    return rest.partition(".")[0] if namespace == "aten" and not named else ""
+    if namespace != "aten" or parse_arguments(op.attributes.arguments)[1]:  # fusec's own have other arguments
+        return ""
+    return rest.partition(".")[0]
 
 
 def _arguments(op: Op) -> list[object]:

@@ -116,3 +116,8 @@ def test_other_bins_stay(bins: int, high: int) -> None:
 
     graph = canonicalize(capture(f, (SCORES,), {}).graph)
     assert calls(open_sorts(graph)) == ["topk", "histc"]
+
+
+def test_fusecs_own_library_calls_are_no_sorts() -> None:
+    graph = capture(torch.conv2d, (torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)), {}).graph
+    assert [op.name for op in open_sorts(canonicalize(graph)).ops] == [op.name for op in canonicalize(graph).ops]
