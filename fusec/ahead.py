@@ -103,8 +103,8 @@ def _rows(graph: Graph, symbols: Sequence[Symbol]) -> int:
     size = prod(map(most, symbols))
     found: list[int] = []
     for op in graph.ops:
-        shape = op.result.type.shape[:-1]
-        if op.name in _CONTRACTIONS and not op.result.type.is_static:
+        if op.name in _CONTRACTIONS and not op.results[0].type.is_static:
+            shape = op.results[0].type.shape[:-1]
             batched = op.operands[1].type.rank > 2
             rows = product(n for n in shape if not (batched and isinstance(n, int)))
             found.append(-(-most(rows) // size))
