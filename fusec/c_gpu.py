@@ -114,7 +114,7 @@ class GpuPiece(Piece):
                     yield from _encode(k, parameter, known)
                     pointers.append(f"m{k}")
                 case Expr():
-                    yield f"    int64_t e{k} = {spell_c(substitute(parameter, known))};"
+                    yield f"    int64_t e{k} = {_spelled(parameter, known)};"
                     pointers.append(f"&e{k}")
         yield f"    void *p[] = {{{', '.join(pointers) or 'NULL'}}};"
         function = f"model->kernels_{self.number}[{self.loaded.index(kernel)}]"
@@ -134,7 +134,7 @@ def _encode(number: int, t: TensorMap, known: Mapping[Symbol, Index]) -> Iterato
     yield f"    fusec_map m{number}[{t.count}];"
     for name, (kind, values) in arrays.items():
         constant = "static const" if all(isinstance(n, int) for n in values) else "const"
-        spelled = ", ".join(str(n) if isinstance(n, int) else spell_c(substitute(n, known)) for n in values)
+        spelled = ", ".join(str(n) if isinstance(n, int) else f"({kind})({_spelled(n, known)})" for n in values)
         yield f"    {constant} {kind} {name}{number}[] = {{{spelled or '0'}}};"
     windows = f"low{number}, high{number}" if t.low else "NULL, NULL"
     yield f"    for (int i = 0; i < {t.count} && status == FUSEC_OK; i++)"
@@ -143,6 +143,10 @@ def _encode(number: int, t: TensorMap, known: Mapping[Symbol, Index]) -> Iterato
         f"(uint64_t)i * {t.apart}, sizes{number}, strides{number}, box{number}, steps{number}, {windows}, "
         f"{t.swizzle}, {t.promotion}, {t.fill});"
     )
+
+
+def _spelled(n: Index, known: Mapping[Symbol, Index]) -> str:
+    return spell_c(substitute(n, known))
 
 
 class GpuCode(Code):
