@@ -310,5 +310,5 @@ class _Emitter(PlanWriter):
         s = self.shares
         lines, parts = s.lines * s.line_groups, s.lane // _PART
         sums = s.vectors * (lines + 4) if self.side == 1 else lines * (s.vectors + 2)
-        step = parts * (s.vectors * 64 + 128 // parts)
+        step = 64 * s.vectors * parts
         return self.table_bytes + s.depth_groups * max(4 * len(self.nest.sums) * sums, s.ring * step)

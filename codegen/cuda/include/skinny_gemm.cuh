@@ -8,7 +8,7 @@
 // K: their sums are added up in order at the end.
 //
 // Vectors are read as they lie, or, where there are more of them, come through shared memory: warps with the same part of
-// K copy it there in the order of the lanes, kRing steps of it, each of 16 bytes for a lane and a part of its neighbours.
+// K copy it there, kRing steps of it, in pieces of 16 bytes for a lane and a part of its neighbours.
 //
 // A kernel's own part is a struct `Plan`:
 //
@@ -55,8 +55,7 @@ struct SkinnyGemm {
     static constexpr int kLineTiles = (Plan::kLines + kTileLines - 1) / kTileLines;
     static constexpr int kPitch = kAcross ? kTileLines + 4 : Plan::kVectors + 2;
     static constexpr int kSums = (kAcross ? Plan::kVectors : kTileLines) * kPitch;  // of a dot, with gaps between rows
-    // Parts of a step lie so far apart that neighbouring bytes of a vector go to different banks.
-    static constexpr int kPart = kColumns * 512 + 128 / kParts, kStepBytes = kParts * kPart;
+    static constexpr int kRowBytes = 64 * kParts, kStepBytes = Plan::kVectors * kRowBytes;
     static constexpr int kGroupThreads = 32 * Plan::kLineGroups, kPieces = Plan::kVectors * kParts * 4;
 
     const Plan& plan;
@@ -87,7 +86,14 @@ struct SkinnyGemm {
         for (int j = 0; j < kColumns; ++j) into[j] = plan.fetch_vector(batch, vector(j), block * kParts + part);
     }
 
-    /// Starts the copies of a step of vectors, as the lanes read them.
+    /// Where a lane's part of a vector lies in a step: in its row, swapped with others so that eight lanes that read
+    /// together meet eight banks of 16 bytes.
+    __device__ static int place(int row, int lane, int part) {
+        const int swap = kParts == 8 ? lane * 2 : kParts == 4 ? lane / 2 * 2 : 0;
+        return row * kRowBytes + (((lane * kParts + part) ^ swap ^ (kParts > 1 ? row & 1 : 0)) << 4);
+    }
+
+    /// Starts the copies of a step of vectors.
     __device__ void fill(int chunk, int stage) const {
         if (chunk < kChunks) {
 #pragma unroll
@@ -98,7 +104,7 @@ struct SkinnyGemm {
                 const int vector = first_vector + row, block = chunk * 4 + lane;
                 const bool there = vector < Plan::kAllVectors && (!kTail || block < kBlocks);
                 const int from = there ? vector : 0, eighth = there ? block * kParts + part : 0;
-                char* const to = ring + stage * kStepBytes + part * kPart + row / 8 * 512 + (row % 8 * 4 + lane) * 16;
+                char* const to = ring + stage * kStepBytes + place(row, lane, part);
                 if constexpr (Plan::kCopied) {
                     copy_async<16>(to, plan.vector_at(batch, from, eighth), there);
                 } else {
@@ -128,7 +134,7 @@ struct SkinnyGemm {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
             if constexpr (Plan::kRing > 0) {
-                const char* const from = ring + stage * kStepBytes + kNumber * kPart + j * 512 + lane_id() * 16;
+                const char* const from = ring + stage * kStepBytes + place(j * 8 + group, quarter, kNumber);
                 const Vec<u32, 4> words = load<4>(reinterpret_cast<const u32*>(from));
                 if constexpr (Plan::kCopied) {
                     plan.vector_pairs(reinterpret_cast<const Vector&>(words), batch, vector(j), eighth, b[j]);
