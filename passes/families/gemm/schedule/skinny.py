@@ -77,11 +77,15 @@ class SkinnyProblem:
 MOST_VECTORS = 512
 """Of a matmul whose lines each block of vectors makes anew."""
 
-_ALONE = ((16, 1, 8, 1), (16, 1, 8, 2), (32, 1, 8, 2), (64, 1, 8, 1))
-_BESIDE_EACH_OTHER = ((32, 2, 4, 1), (64, 2, 4, 1))
-"""Lines of a warp, warps along lines and along K, and reads under way: of up to 16 vectors, and of more. Blocks of more
-warps along the lines read shorter pieces of more rows, and take twice as long (H100)."""
-_SPLITS = (1, 2, 4)
+_WARPS = {
+    8: ((16, 1, 8, 1, 0, 1), (16, 1, 8, 2, 0, 1)),
+    16: ((64, 1, 8, 2, 3, 1), (64, 1, 8, 1, 3, 1), (32, 1, 8, 1, 3, 2)),
+    32: ((32, 2, 4, 1, 3, 1), (64, 2, 4, 1, 3, 1)),
+}
+"""By the least number of vectors: lines of a warp, warps along lines and along K, reads under way, steps of vectors in
+shared memory, blocks that share an SM. Blocks of more warps along the lines, and more blocks that share K, read shorter
+pieces of more rows, and take up to twice as long (H100)."""
+_SPLITS = (1, 2)
 _MOST_SUMS = 64
 """Of a thread: with 128 there are not enough registers for the lines on their way."""
 _LANES = (64, 32, 16, 8)
@@ -92,7 +96,7 @@ _SLACK = 1.2
 """More with what comes to the numbers, such as their scales."""
 _MOST_TOGETHER = 64
 """Vectors of a warp."""
-_REGISTERS = 65536
+_REGISTERS, _MOST_REGISTERS = 65536, 255
 _THREADS = 2048
 _BLOCK_BARE = 1024
 """Bytes of shared memory that the driver keeps of a block's."""
@@ -110,7 +114,7 @@ _HIDES = 1.4
 """How well a kernel's works hide each other: 1 not at all."""
 _START = 1e-6
 """Seconds until a block's first lines are there."""
-_SPLIT = 1.8e-6
+_SPLIT = 1e-6
 """Of blocks that wait for each other, and read each other's sums."""
 
 
@@ -138,20 +142,22 @@ def _schedules(p: SkinnyProblem, target: GpuTarget) -> Iterator[SkinnyGemmSchedu
     lane = _lane(p)
     if lane is None:
         return
-    for warps, split in product(_ALONE if vectors <= 16 else _BESIDE_EACH_OTHER, splits):
-        lines, line_groups, depth_groups, ahead = warps
-        for columns in dict.fromkeys((vectors, max(vectors // 2, 8))):
-            s = SkinnyGemmSchedule(lines, columns, line_groups, depth_groups, split, lane, ahead)
-            fits = lines * columns * p.dots // 32 <= _MOST_SUMS and (lines == 16 or s.lines < 2 * p.lines)
+    for columns in dict.fromkeys((vectors, max(vectors // 2, 8))):
+        for warps, split in product(_WARPS[min(columns, 32)], splits):
+            lines, line_groups, depth_groups, ahead, ring, together = warps
+            shares = line_groups, depth_groups, split
+            s = SkinnyGemmSchedule(lines, columns, *shares, lane, ahead, ring, together if p.dots == 1 else 1)
+            fits = lines * columns * p.dots // 32 <= _MOST_SUMS and _registers(p, s) < _MOST_REGISTERS
+            fits = fits and (lines == 16 or s.lines < 2 * p.lines)
             deep = split == 1 or p.k >= 4 * lane * depth_groups * split
-            few = columns > 8 or lines == 16
-            if fits and deep and few and _shared(p, s) <= target.shared_memory - _BLOCK_BARE:
+            if fits and deep and _shared(p, s) <= target.shared_memory // s.together - _BLOCK_BARE:
                 yield s
 
 
 def _shared(p: SkinnyProblem, s: SkinnyGemmSchedule) -> int:
-    """Bytes of a block's sums, about."""
-    return 4 * p.dots * s.depth_groups * (s.vectors + 2) * (s.lines + 4)
+    """Bytes of a block's vectors, and after them its sums, about."""
+    sums = 4 * p.dots * (s.vectors + 2) * (s.lines + 4)
+    return s.depth_groups * max(sums, 8 * s.ring * s.vectors * s.lane)
 
 
 def _registers(p: SkinnyProblem, s: SkinnyGemmSchedule) -> int:
@@ -159,7 +165,7 @@ def _registers(p: SkinnyProblem, s: SkinnyGemmSchedule) -> int:
     sums = s.warp_lines * s.vectors * p.dots // 32
     held = s.ahead * s.warp_lines / 8 * (p.bytes * s.lane / 4 + 1) * p.dots
     vectors = s.vectors // 8 * min(s.lane // 2, 16) / (1 if s.vectors <= 16 else 2)
-    return min(255, int(56 + sums + held + vectors))
+    return min(_MOST_REGISTERS, int(56 + sums + held + vectors))
 
 
 def _predict(p: SkinnyProblem, s: SkinnyGemmSchedule, target: GpuTarget) -> float:
