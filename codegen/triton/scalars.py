@@ -222,7 +222,7 @@ class Scalars(Text):
         alone, with ``other`` elsewhere."""
         if load.buffer.space == "tile":
             return self._tile(load)
-        if self.fetches:
+        if self.fetches and len(self.domain) == 2:
             fetched = self._fetch(load, (self.domain[0], self.domain[1]))
             if fetched is not None:
                 return fetched
@@ -247,7 +247,7 @@ class Scalars(Text):
         """
         domain = self.domain
         used = [k for k, i in enumerate(domain) if i.var in load.symbols]
-        if len(domain) < 2 or len(used) != 1:
+        if len(domain) < 2 or len(used) != 1 or load.gathers:  # a loaded subscript may depend on any of them
             return None
         self.domain = (domain[used[0]],)
         text = self._read(load)

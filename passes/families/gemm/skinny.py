@@ -27,7 +27,10 @@ _NEIGHBOURS = 8
 
 
 def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGemmSchedule]:
-    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values."""
+    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values.
+
+    Fragments are made of integers and floats of 16 bits: nothing here takes a float of 8 bits apart.
+    """
     if not machine.writes_cuda(context):
         return []
     matmuls = Matmuls(context)
@@ -38,7 +41,9 @@ def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGe
         return []
     elements = [matmuls.element(op, side) for op in matmuls.ops]
     windows = any(convolution_of(op, context.producers) is not None for op in matmuls.ops)
-    if windows or not all(_runs_along(e, matmuls.k) for e in elements):
+    every = [matmuls.element(op, k) for op in matmuls.ops for k in (0, 1)]
+    floats = any(load.dtype.kind == "float8" for e in every for load in loads(e))
+    if windows or floats or not all(_runs_along(e, matmuls.k) for e in elements):
         return []
     lines, vectors = (axes.m, axes.n) if side == 0 else (axes.n, axes.m)
     instructions = max(map(_instructions, elements))

@@ -63,8 +63,16 @@ def linear_of(weights: Any) -> Any:
             lambda x, w: torch.nn.functional.conv2d(x, w),
             (half(8, 64, 32, 32), half(64, 64, 3, 3)),
         ),
+        (linear_of(lambda w: w.to(torch.bfloat16)), (half(16, 4096), half(4096, 4096).to(torch.float8_e4m3fn))),
+        (
+            lambda x, w: (x.float() @ w.float().t()).to(torch.bfloat16),
+            (half(16, 2048).to(torch.float8_e4m3fn), half(1024, 2048).to(torch.float8_e4m3fn)),
+        ),
     ],
-    ids=["no fewer bytes", "an odd depth", "float32", "packed along the result", "windows"],
+    ids=[
+        *("no fewer bytes", "an odd depth", "float32", "packed along the result", "windows"),
+        *("floats of 8 bits", "both of 8 bits"),
+    ],
 )
 def test_left_to_others(function: Any, args: tuple[Any, ...]) -> None:
     assert not is_skinny(*kernels(function, *args))
