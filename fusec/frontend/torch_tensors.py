@@ -81,6 +81,12 @@ class TracedTensors:
                     "fetched anew; pass it as an argument, or keep it in a module, a variable or an attribute",
                     self.emitter.location,
                 )
+            elif real.dim() == 0 and any(fake.device.type != "cpu" for fake, _ in self._handles.values()):
+                # It ran with stand-ins, by which it would choose kernels of its own for the calls that follow.
+                raise UnsupportedOpError(
+                    f"{self.emitter.call} reads a number that TorchScript made; on a GPU call the function as Python",
+                    self.emitter.location,
+                )
             return self._input(real, ReferenceSource("constant", holding(real)), "constant", "state", "constant")
         self.ties += [(found.fetch, other) for other in found.others]
         self.ties += [tie for tie in found.within if tie not in self.ties]
