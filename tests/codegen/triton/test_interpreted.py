@@ -121,4 +121,7 @@ def test_ranges(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", list(GROUPED))
 def test_each_grouped_matmul_is_one_kernel(name: str, results: Results) -> None:
-    assert set(results[name][1].split("+")) <= {"grouped", "map"}
+    kinds = str(results[name][1]).split("+")
+    sorting = {"row", "scan"} if name.startswith("experts") else set()  # rows are counted, and sorted by expert
+    assert set(kinds) <= {"grouped", "map"} | sorting
+    assert kinds.count("grouped") == 2 or not sorting
