@@ -145,7 +145,7 @@ def test_torch_compile_tells_of_whole_graphs(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object) -> None:
         raise CaptureError("refused")
 
-    monkeypatch.setattr("fusec.torch_graphs.build", refuse)
+    monkeypatch.setattr("fusec.build.build", refuse)
     with torch.no_grad():
         fast = torch.compile(lambda x: x * 3, backend="fusec")
         (one,) = told(lambda: fast(torch.ones(3)))
@@ -159,7 +159,7 @@ def test_torch_compile_tells_of_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise VerifyError("broken")
 
-    monkeypatch.setattr("fusec.torch_graphs.build", broken)
+    monkeypatch.setattr("fusec.build.build", broken)
     with torch.no_grad():
         fast = torch.compile(lambda x: x * 5, backend="fusec", options={"warn": False})
         (one,) = told(lambda: fast(torch.ones(3)))
