@@ -492,7 +492,7 @@ class GuardWriter:
                 self._settings(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
         is_container = raw.in_class(type(module), "__iter__") is not None
         reads_all = not self.names.attributes.isdisjoint(_LISTED)
-        for name in _PARAMETERS_OF & module.__dict__.keys():
+        for name in sorted(_PARAMETERS_OF & module.__dict__.keys()):
             self._visit(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
         for table in _TABLES[:2]:
             held = module.__dict__[table]

@@ -27,10 +27,7 @@ _NEIGHBOURS = 8
 
 
 def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGemmSchedule]:
-    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values.
-
-    Fragments are made of integers and floats of 16 bits: nothing here takes a float of 8 bits apart.
-    """
+    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values."""
     if not machine.writes_cuda(context):
         return []
     matmuls = Matmuls(context)
@@ -41,9 +38,7 @@ def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGe
         return []
     elements = [matmuls.element(op, side) for op in matmuls.ops]
     windows = any(convolution_of(op, context.producers) is not None for op in matmuls.ops)
-    every = [matmuls.element(op, k) for op in matmuls.ops for k in (0, 1)]
-    floats = any(load.dtype.kind == "float8" for e in every for load in loads(e))
-    if windows or floats or not all(_runs_along(e, matmuls.k) for e in elements):
+    if windows or not all(_runs_along(e, matmuls.k) for e in elements):
         return []
     lines, vectors = (axes.m, axes.n) if side == 0 else (axes.n, axes.m)
     instructions = max(map(_instructions, elements))
@@ -90,7 +85,8 @@ def check_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) ->
 def lower_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) -> LoweredGroup:
     """The matmul's grid in plain order; the emitter walks it.
 
-    LoweringError for operands that are not of 16 bits, and for a depth that is no multiple of what a lane reads.
+    LoweringError for operands that are not of 16 bits or read floats of 8, which nothing here takes apart, and for a
+    depth that is no multiple of what a lane reads.
     """
     matmuls, side = _matmuls(context, schedule)
     return matmuls.finish_template(_template(matmuls, side, schedule), schedule.describe())
@@ -112,6 +108,8 @@ def _template(matmuls: TiledMatmuls, side: int, s: SkinnyGemmSchedule) -> Skinny
         raise LoweringError("several matmuls of the same lines")
 
     def operand(op: Op, side: int) -> TemplateOperand:
+        if any(load.dtype.kind == "float8" for load in loads(matmuls.element(op, side))):
+            raise LoweringError("floats of 8 bits in fragments")
         return matmuls.loaded_or_computed(op, side, dtype)
 
     groups = s.line_groups, s.depth_groups, s.split
