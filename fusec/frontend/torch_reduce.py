@@ -156,7 +156,8 @@ def _with_mean(spread: Callable[..., Value]) -> Lowering:
 def _mean_beside_variance(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
     """The mean as PyTorch updates it element by element: what follows an infinity makes it NaN.
 
-    ``m + (x - m) / n`` (Welford, 1962) is infinite where the last element alone is.
+    ``m + (x - m) / n`` (Welford, 1962) is infinite where the last element alone is. A GPU's threads put theirs together
+    in an order of their own; there a mean of several elements that is not finite is NaN.
     """
     scale = 1.0
     if _may_overflow(e, x, axes):  # by a power of two that the number of elements stays below
@@ -167,6 +168,9 @@ def _mean_beside_variance(e: Emitter, x: Value, axes: tuple[int, ...], keep: boo
         mean = e.emit("mul", mean, e.constant(scale, f64))
     if not axes or 0 in x.type.shape:
         return mean
+    if not e.is_on_cpu(x.type):
+        several = any(x.type.shape[a] != 1 for a in axes)
+        return e.emit("select", e.emit("isfinite", mean), mean, e.constant(nan, mean.type.dtype)) if several else mean
     last = e.reduce("reduce_sum", _picked(e, x, axes, -1), axes, keep)
     count = e.reduce("reduce_sum", _is_beyond(e, x), axes, keep)
     broken = e.emit("gt", count, _is_beyond(e, last))

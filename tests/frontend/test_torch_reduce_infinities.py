@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fusec
+from fusec.ir.interpret import interpret
 
 INF = float("inf")
 
@@ -48,3 +50,18 @@ def test_one_element() -> None:
     x = torch.tensor([[2.0], [INF]])
     for found, wanted in zip(fusec.jit(f)(x), f(x), strict=True):
         torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 2), (2,)], ids=str)
+def test_on_a_gpu_a_mean_that_is_not_finite_is_nan(axes: tuple[int, ...]) -> None:
+    """Threads put their parts together in an order of their own: no pass over all elements asks which come last."""
+    x = torch.randn(3, 5, 1, generator=torch.Generator().manual_seed(0))
+    x[0, 4], x[1, 2], x[2, 0] = INF, -INF, float("nan")
+    graph = fusec.trace(lambda x: torch.var_mean(x, axes), x, target="cuda:sm_90")
+    assert not any(op.name == "isfinite" and op.operands[0].type.count == x.numel() for op in graph.ops)
+    with np.errstate(all="ignore"):
+        mean = interpret(graph, [x.numpy()])[1]
+    wanted = x.mean(axes)
+    finite = wanted.isfinite().numpy() if axes != (2,) else np.full(wanted.shape, True)
+    np.testing.assert_array_equal(np.isnan(mean), ~finite | np.isnan(wanted.numpy()))
+    np.testing.assert_allclose(mean[finite], wanted.numpy()[finite], rtol=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_close_to_oracle
-from programs import reductions
+from programs import check, reductions
 from torch import nn
 
 import fusec
@@ -148,6 +148,22 @@ def test_a_group_norm_for_gpus_has_three_kernels(target: str) -> None:
     x = torch.randn(16, 256, 32, 32, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     text = str(fusec.compile(module, x, target=target).explain())
     assert "in 3 kernels" in text
+
+
+def normalised(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A batch norm in training behind what a matmul rounds, with the statistics that it keeps."""
+    return torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)
+
+
+def test_a_batch_norm_in_training_for_gpus_has_three_kernels() -> None:
+    """Parts; the mean and the variance of them; and the map. None reads an image in f32."""
+    x = torch.randn(4, 64, 48, 48, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    w, b = torch.rand(64, dtype=torch.bfloat16) + 0.5, torch.randn(64, dtype=torch.bfloat16)
+    graph = fusec.trace(normalised, x, w, b, target="cuda:sm_90")
+    assert "isfinite" not in {op.name for op in graph.ops if op.result.type.count == x.numel()}
+    lowered = fusec.lower(graph, "cuda:sm_90")
+    assert [k.name.partition("_")[0] for k in lowered.kernels] == ["row", "row", "map"]
+    check(str(graph), target="cuda:sm_90")
 
 
 class Block(nn.Module):

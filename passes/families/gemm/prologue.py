@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from math import prod
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
@@ -51,18 +52,31 @@ def _chain(partition: Partition, group: Group, value: Value) -> list[Op]:
     """
     row = _row_axes(group, value)
     found: set[Op] = set()
-    for op in reversed(partition.graph.ops):
-        if op in partition.owner or op in partition.free:
+    ops, order = partition.graph.ops, partition.order
+    waiting: list[int] = []
+
+    def note(source: Value) -> None:
+        made = partition.producers.get(source)
+        if made is not None:
+            heappush(waiting, -order[made])
+
+    for source in partition.sources_of(value):
+        note(source)
+    number = len(ops)
+    while waiting:
+        before, number = number, -heappop(waiting)
+        op = ops[number]
+        if number == before or op in partition.owner:
             continue
         if op.definition.kind != "elementwise" and not _is_of_row(op, value, row):
             continue
-        consumers = partition.compute_consumers(op)
-        own = any(op.result in partition.sources_of(value) for c in consumers if c in group.anchors)
-        if partition.escapes(op) or op.result in partition.stored or not consumers:
+        if partition.escapes(op) or op.result in partition.stored:
             continue
-        if all(c in found or c in group.ops for c in consumers) and (own or any(c in found for c in consumers)):
+        if all(c in found or c in group.ops for c in partition.compute_consumers(op)):
             found.add(op)
-    return sorted(found, key=partition.order.__getitem__)
+            for source in partition.sources(op):
+                note(source)
+    return sorted(found, key=order.__getitem__)
 
 
 def _obstacle(partition: Partition, group: Group, value: Value, chain: list[Op]) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.index import product
@@ -50,9 +50,26 @@ def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
 
 def _anchors(partition: Partition, sums: Mapping[Op, ColumnSum]) -> list[Op]:
     """The reductions in order, but sums of columns and what is made of them last: the others may take them in."""
-    late = {r for op in sums for r in (op, *partition.compute_consumers(op))}
+    late = {*sums, *_reductions_of(partition, sums)}
     anchors = [op for op in partition.graph.ops if op.definition.kind == "reduce"]
     return sorted(anchors, key=late.__contains__)
+
+
+def _reductions_of(partition: Partition, sums: Iterable[Op]) -> set[Op]:
+    """The reductions that put sums of parts together, perhaps after some maps over the parts."""
+    found, seen = set[Op](), set(sums)
+    stack = list(seen)
+    while stack:
+        made = stack.pop()
+        for op in partition.compute_consumers(made):
+            if op in seen:
+                continue
+            if op.definition.kind == "reduce":
+                found.add(op)
+            elif op.definition.kind == "elementwise" and op.result.type.most == made.result.type.most:
+                seen.add(op)
+                stack.append(op)
+    return found
 
 
 def _but(apart: Set[Op], allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:
