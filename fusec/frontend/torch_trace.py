@@ -46,6 +46,7 @@ from fusec.frontend.torch_fake import (
     tensors_in,
 )
 from fusec.frontend.torch_foreach import element_by_element
+from fusec.frontend.torch_host_values import known_on
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
@@ -56,6 +57,7 @@ from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_layout, check_overlap, takes_outs
 from fusec.frontend.torch_row_sets import ChosenRowsError, RowSets
+from fusec.frontend.torch_scripts import scripts_as_written
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.chosen_calls import RESAMPLING
@@ -397,14 +399,18 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         lowering = VALUES.get(name)
         if lowering is None:
             return None
-        listed = map_tensors(self.value, args)
-        named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
+        listed = map_tensors(self._value_there, args)
+        named = {key: map_tensors(self._value_there, value) for key, value in kwargs.items()}
         try:
             _signature(lowering).bind(self.emitter, *listed, **named)
         except TypeError:
             raise Declined("no lowering for this form of it") from None
         result = lowering(self.emitter, *listed, **named)
         return [result] if isinstance(result, Value) else list(result)
+
+    def _value_there(self, tensor: torch.Tensor) -> Value:
+        """The value of a tensor, on the device of the call's result where it is known without its inputs."""
+        return known_on(self.emitter, self.value(tensor), self.emitter.out.device)
 
     def _decomposed(
         self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]
@@ -634,7 +640,7 @@ def tracing(trace: Trace) -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with torch._C._AutoDispatchBelowAutograd(), quiet_fake_tensors(), trace:
+        with torch._C._AutoDispatchBelowAutograd(), quiet_fake_tensors(), scripts_as_written(), trace:
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

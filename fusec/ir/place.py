@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import Attributes, ConstantAttributes, ExternAttributes, IotaAttributes
+from fusec.ir.attributes import Attributes, ConstantAttributes, ExtentAttributes, ExternAttributes, IotaAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import TensorType
@@ -28,7 +28,7 @@ def place(graph: Graph, device: str) -> Graph:
         Op(
             op.definition,
             all_moved(op.operands),
-            _attributes(op.attributes, device),
+            placed_attributes(op.attributes, device),
             all_moved(op.results),
             op.location,
         )
@@ -41,9 +41,10 @@ def _type(type: TensorType, device: str) -> TensorType:
     return replace(type, device=device) if type.device == "cpu" else type
 
 
-def _attributes(attributes: Attributes, device: str) -> Attributes:
+def placed_attributes(attributes: Attributes, device: str) -> Attributes:
+    """The attributes of an op that makes on ``device`` what it made on the CPU."""
     match attributes:
-        case ConstantAttributes() | IotaAttributes() if attributes.device == "cpu":
+        case ConstantAttributes() | ExtentAttributes() | IotaAttributes() if attributes.device == "cpu":
             return replace(attributes, device=device)
         case ExternAttributes():
             types = tuple(_type(t, device) for t in attributes.types)

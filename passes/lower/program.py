@@ -52,9 +52,13 @@ class _Assembly:
     orders: Mapping[Value, Strides] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     producers: dict[Value, Op] = field(init=False)
+    on_gpu: bool = field(init=False)
+    """Whether arrays are on a GPU. Where none is, all that is on the CPU stands for what will be there."""
 
     def __post_init__(self) -> None:
         self.producers = self.graph.producers()
+        made = (*self.graph.inputs, *(value for op in self.graph.ops for value in op.results))
+        self.on_gpu = any(value.type.device != "cpu" for value in made)
 
 
 def assemble(
@@ -201,6 +205,11 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     layouts = {v: _strides(a, v) for v in (*op.operands, *op.results)}
     if all(0 in r.type.shape for r in op.results):
         _make_results(a, op, owned)
+        return
+    if a.on_gpu and op.results[0].type.device == "cpu":  # no kernel of a GPU reaches it
+        reason = "it is computed on the CPU, within a program for a GPU"
+        a.declined.append(Declined(f"{attributes.kind} kernel", reason, op.location))
+        _interpreted_group(a, op, body, owned, reason)
         return
     static = frozenset(v for v in op.operands if _is_static(a, v))
     try:

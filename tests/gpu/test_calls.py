@@ -177,3 +177,36 @@ def test_past_two_to_the_31_elements() -> None:
     y = fusec.jit(lambda t: t * 2, fallback="error")(x)
     assert (y[-5:] == 6).all()
     assert not y[:-5].any()
+
+
+@torch.jit.script
+def bucket(position: Any, middle: int) -> Any:
+    near = torch.where(position.abs() < middle, torch.tensor(middle - 1).type_as(position), position.abs())
+    return torch.ceil(torch.log(near / middle) / torch.log(torch.tensor(3.99)) * (middle - 1)) + middle
+
+
+def test_numbers_on_the_cpu() -> None:
+    """No kernel reads or writes them; what is known of them is computed on the GPU."""
+
+    def root(x: Any, s: Any) -> Any:
+        return x / torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float) * 3).to(x.dtype)
+
+    def given(x: Any, s: Any) -> Any:
+        return x * (s * 2 + 1).exp() - 1, s * 3
+
+    def made(x: Any, s: Any) -> Any:
+        rows = torch.arange(x.shape[0]).to(x.device)
+        return x * rows[:, None] + torch.arange(1.0, x.shape[1] + 1).log().to(x.device), torch.tensor(2.0) * 4
+
+    def scripted(x: Any, s: Any) -> Any:
+        position = torch.arange(x.shape[1], device=x.device)
+        return x.float() + bucket(position[None, :] - position[:, None], 8)[: x.shape[0]]
+
+    for f in (root, given, made, scripted):
+        for run in (fusec.jit(f), torch.compile(f, backend="fusec")):
+            for rows in (3, 16):
+                x, s = rand(rows, 40), torch.tensor(0.25)
+                found, wanted = tree_leaves(run(x, s)), tree_leaves(f(x, s))
+                for y, z in zip(found, wanted, strict=True):
+                    close(y, z)
+                    assert y.device == z.device

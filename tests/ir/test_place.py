@@ -30,6 +30,17 @@ def test_everything_on_the_cpu_moves_and_nothing_else() -> None:
     assert place(placed, "cuda:0").outputs[0].type == placed.outputs[0].type
 
 
+def test_numbers_that_symbols_make_move() -> None:
+    text = """graph @f<N in [1, 9]>(%x: f32[N]) {
+  %n = extent() {factors=[N]} : f32[]
+  %y = div(%x, %n) : f32[N]
+  return %y
+}"""
+    placed = place(parse(text), "cuda:0")
+    verify(placed, "place")
+    assert str(parse(str(placed))) == str(placed)
+
+
 def test_library_calls_move() -> None:
     text = """graph @f(%x: f32[4]) {
   %s = extern(%x) {target="aten.to.device", arguments="(($0, torch.device('cpu')), {})"} : f32[4]

@@ -33,3 +33,27 @@ def test_a_library_s_result_is_put_in_its_place() -> None:
     assert (written.kind, written.source, written.offset) == ("view", program.inputs[0], 2 * 64 * 32)
     assert call.results == copy.arguments[:1]
     assert program.outputs[0] == program.inputs[0]
+
+
+def test_no_kernel_of_a_gpu_touches_memory_of_the_cpu() -> None:
+    graph = parse("""graph @g(%x: f32[64]@cuda:0, %s: f32[]) {
+        %t = mul(%s, f32(2.0)) : f32[]
+        %u = exp(%t) : f32[]
+        %y = extern(%x, %u) {target="aten.mul.Tensor", arguments="($0, $1), {}", reason="test"} : f32[64]@cuda:0
+        %z = add(%y, f32(1.0)@cuda:0) : f32[64]@cuda:0
+        %n = neg(%s) : f32[]
+        return %z, %n
+    }""")
+    program = lower(graph, "cuda:sm_90", check=True).program
+    launches = [step for step in program.steps if isinstance(step, Launch)]
+    assert {program.slots[n].type.device for step in launches for n in step.arguments} == {"cuda:0"}
+    assert len(launches) == 1
+    assert [s.attributes.target for s in program.steps if isinstance(s, Call)].count("fusec.interpret") >= 1
+
+
+def test_a_graph_of_the_cpu_s_arrays_stands_for_the_gpu_s() -> None:
+    graph = parse("""graph @g(%x: f32[64]) {
+        %y = exp(%x) : f32[64]
+        return %y
+    }""")
+    assert [type(step) for step in lower(graph, "cuda:sm_90", check=True).program.steps] == [Launch]
