@@ -171,7 +171,9 @@ class _Along:
 
     def _prefixes(self, code: Code, monoid: Monoid, value: Value) -> Value:
         """Each lane combined with all before it (behind it, for a reverse scan)."""
-        nothing, step = monoid.identity(self.lanes), 1
+        is_sum = monoid.op == "sum" and monoid.dtype.kind == "float"  # to which 0 adds nothing but to -0.0
+        nothing = tir.constant(-0.0, monoid.type, self.lanes) if is_sum else monoid.identity(self.lanes)
+        step = 1
         while step < self.lanes:
             value = monoid.combine(code, value, self._moved(code, value, step, nothing))
             step *= 2

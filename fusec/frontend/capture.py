@@ -56,12 +56,15 @@ class Conditions:
     (None where nothing is left), and tests that can stand in the code of a call (None where there are none).
 
     ``bare``: attributes that arrays of the call, by number, must not have of their own; None for any at all.
+    ``apart``: where code may ask which arrays are one object, the ids of those that none of the call's may be; None
+    where it does not ask.
     """
 
     values: tuple[tuple[Callable[[], object], object], ...]
     rest: Callable[[], bool] | None
     guards: Guards | None = None
     bare: tuple[tuple[int, str | None], ...] = ()
+    apart: frozenset[int] | None = None
 
 
 class Environment(Protocol):

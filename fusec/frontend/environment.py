@@ -22,6 +22,8 @@ from functools import cached_property, lru_cache
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+import numpy as np
+
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
 from fusec.frontend.cells import imported
@@ -29,7 +31,7 @@ from fusec.frontend.finalizers import is_finalized, made_of, refuse_finalized
 from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
-from fusec.frontend.kinds import Kinds
+from fusec.frontend.kinds import Kinds, StandIn
 from fusec.frontend.output import (
     FINALIZE,
     IN_C,
@@ -43,7 +45,8 @@ from fusec.frontend.output import (
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
-from fusec.frontend.side_effects import LOCKS, Snapshots, StateChangedError
+from fusec.frontend.results import leads_to
+from fusec.frontend.side_effects import LOCKS, MemoFilledError, Snapshots, StateChangedError, is_stand_in_type
 from fusec.frontend.source import code_location, is_user_file, user_location
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -55,6 +58,8 @@ _ALL_NAMES = {"vars", "dir"}
 _TEXTS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
 _MISSING_ATTRIBUTE = {"AttributeError", "Exception", "BaseException"}
 _KINDS = {"int", "__name__", "__qualname__"}
+_OF_IDENTITY = {"id", "is_", "is_not", "index", "remove", "count", "__contains__"}
+_ASKS_IDENTITY = ("IS_OP", "CONTAINS_OP")
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 Hook = Callable[[FrameType, str, object], None]
@@ -72,8 +77,9 @@ class Environment:
     safe to call from any thread; a call's code holds the same tests itself (``conditions``).
     """
 
-    def __init__(self, code: GuardCode) -> None:
+    def __init__(self, code: GuardCode, apart: frozenset[int] | None = None) -> None:
         self._code = code
+        self._apart = apart
 
     @cached_property
     def holds(self) -> Callable[[], bool]:
@@ -85,7 +91,7 @@ class Environment:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions((), None, self._code.written())
+        return Conditions((), None, self._code.written(), apart=self._apart)
 
     def why_changed(self) -> str:
         """The first thing found changed, such as ``global SCALE: was 2.0, now 3.0``; empty when nothing is."""
@@ -115,17 +121,26 @@ class Unwatched:
 class Recorder:
     """Notes the user's code that runs in this thread while it is entered as a context."""
 
-    def __init__(self, root: Callable[..., object], args: Iterable[object], holds_arrays: bool, asked: Asked) -> None:
+    def __init__(
+        self,
+        root: Callable[..., object],
+        args: Iterable[object],
+        holds_arrays: bool,
+        asked: Asked,
+        hashing: CodeType | None,
+    ) -> None:
         self._root = root
         self._args = list(args)
         self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
         self._seen: dict[int, object] = {}
         self._pins: list[tuple[str, Callable[[], object], object]] = []
         self._layouts: list[tuple[str, Callable[[], object], object]] = []
+        self._same: list[tuple[str, Callable[[], object], object]] = []
         self._previous: Any = None
         self._token: Token[Hook | None]
         self._holds_arrays = holds_arrays
         self._settings = asked
+        self._hashing = hashing
         self._asked: dict[str, Callable[[], object]] = {}
         self._before = Snapshots(is_plain, holds_arrays)
         self._kinds = Kinds()
@@ -167,7 +182,7 @@ class Recorder:
         theirs: dict[str, bool] = {self._root_file: True}
         chained = self._previous if callable(self._previous) else None
         enter, rearmed, streams = self._enter, self._rearmed, Streams()
-        settings, asked = self._settings, self._asked
+        settings, asked, hashing = self._settings, self._asked, self._hashing
 
         def hook(frame: FrameType, event: str, arg: Any) -> None:
             try:
@@ -178,6 +193,8 @@ class Recorder:
                         mine = theirs[code.co_filename] = is_user_file(code.co_filename)
                     if code.co_name in IN_PYTHON or code is FINALIZE:
                         refuse_output(frame)
+                    if code is hashing:
+                        _refuse_hash(frame)
                     if mine:
                         enter(frame)
                 elif event == "c_call":
@@ -242,6 +259,10 @@ class Recorder:
         """Guards the dtype, shape and strides of an array that is fetched anew at each call."""
         self._layouts.append((path, read, value))
 
+    def pin_identity(self, path: str, read: Callable[[], object], value: object) -> None:
+        """Guards that an array which no call fetches stays the same object, where code may ask for that."""
+        self._same.append((path, read, value))
+
     def outlasting(self) -> set[int]:
         """The ids of what is known to have been there before the run, or to stay after it."""
         return self._before.outlasting() | set(map(id, self._args))
@@ -256,9 +277,15 @@ class Recorder:
         is_tensor: Callable[[object], bool],
         is_input: Callable[[object], bool] = lambda value: True,
         graded: bool = False,
+        leaves: Iterable[object] = (),
+        reached: Callable[[], Iterable[object]] = tuple,
     ) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
-        the function computes with them (``is_input``). ``graded``: a backward is made of it."""
+        the function computes with them (``is_input``). ``graded``: a backward is made of it.
+
+        ``leaves`` are the call's arrays, each once, ``reached`` gives those that the function can reach besides: where
+        code may ask which are one object, UnsupportedOpError for one that is both.
+        """
         self._before.forget_stand_ins()
         loads = {key: _loads_of(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
@@ -272,6 +299,8 @@ class Recorder:
             writer.pin(path, read, value)
         for path, read, value in self._layouts:
             writer.pin_layout(path, read, value)
+        for path, read, value in self._same if names.identity else ():
+            writer.pin_identity(path, read, value)
         self._visit_roots(writer)
         for key, (code, namespace) in self._frames.items():
             original = getattr(namespace, "original", namespace)
@@ -280,18 +309,47 @@ class Recorder:
             for module in imported(code, original):
                 writer.visit_object(module, f"module {module.__name__}")
         self._visit_cells(writer, loads)
+        remembered = list(self._before.remembered())
         self._refuse_changes(writer, is_tensor)
+        for path, kept in remembered:
+            writer.visit_remembered(kept, path)
         self._visit_seen(writer)
         writer.forget()
-        return Environment(writer.code)
+        apart = self._apart_from(leaves, reached()) if names.identity else None
+        return Environment(writer.code, apart)
+
+    def _apart_from(self, leaves: Iterable[object], reached: Iterable[object]) -> frozenset[int]:
+        """The ids of what is reached, which no argument may be: what stands for both is two objects."""
+        others = list(map(id, reached))
+        known = [*map(id, leaves), *others]
+        if len(set(known)) < len(known):
+            where = code_location(self._root_code) if self._root_code is not None else None
+            raise UnsupportedOpError("the function may ask which of its arrays are one object, and some are", where)
+        return frozenset(others)
 
     def _refuse_changes(self, writer: GuardWriter, is_array: Callable[[object], bool]) -> None:
         """StateChangedError where the run changed Python state that outlives it, which then is as it was before."""
+        stands = is_array if self._holds_arrays else _is_stand_in
+        remembers, calls = self._before.fresh_calls(
+            lambda value: leads_to(value, stands),
+            lambda value: leads_to(value, lambda part: is_array(part) or is_a(part, np.ndarray)),
+            self._is_lasting,
+        )
         changed, counters = self._before.take_back(writer.paths, writer.cells, is_array)
         self._before = Snapshots(is_plain, self._holds_arrays)  # the old one keeps alive what was made during the run
         if changed:
             code = _code_of(self._root)
             raise StateChangedError(changed, code_location(code) if code is not None else None, counters)
+        if remembers:
+            where = code_location(self._root_code) if self._root_code is not None else None
+            raise MemoFilledError(remembers, calls, where)
+
+    def _is_lasting(self, value: object) -> bool:
+        """Whether a value is the same in a run and outside of it."""
+        if is_plain(value) or is_a(value, type, np.dtype):
+            return True
+        torch = sys.modules.get("torch")
+        return (torch is not None and is_a(value, torch.nn.Module)) or id(value) in self.outlasting()
 
     def _visit_roots(self, writer: GuardWriter) -> None:
         root = self._root
@@ -342,6 +400,18 @@ class Recorder:
                 writer.visit_object(value, type(value).__qualname__)
 
 
+def _refuse_hash(frame: FrameType) -> None:
+    """UnsupportedOpError where the user's code has the hash taken of what stands for an array."""
+    caller = frame.f_back
+    stands = is_stand_in_type(type(frame.f_locals.get("self")))
+    if caller is not None and stands and is_user_file(caller.f_code.co_filename):
+        raise UnsupportedOpError("a tensor is looked up by its identity, as a key", user_location(frame))
+
+
+def _is_stand_in(value: object) -> bool:
+    return issubclass(type(value), StandIn)
+
+
 def _code_of(root: Callable[..., object]) -> CodeType | None:
     """The code of a function, of a method, or of a module's ``forward``."""
     function = unwrap(root)
@@ -365,10 +435,11 @@ class _Loads:
     """Names of globals, cells and attributes that a code object reads.
 
     texts: its texts that may be names of attributes. by_name: it reads some that are named by texts. handles: it goes
-    on without an attribute that is missing. by_class: it may look into a class, past an instance.
+    on without an attribute that is missing. by_class: it may look into a class, past an instance. identity: it may ask
+    which arrays are one object.
     """
 
-    __slots__ = ("attributes", "by_class", "by_name", "cells", "globals", "handles", "texts")
+    __slots__ = ("attributes", "by_class", "by_name", "cells", "globals", "handles", "identity", "texts")
 
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
@@ -376,6 +447,7 @@ class _Loads:
         self.attributes: set[str] = set()
         self.texts: set[str] = set()
         self.handles = not _MISSING_ATTRIBUTE.isdisjoint(code.co_names)
+        self.identity = not _OF_IDENTITY.isdisjoint(code.co_names)
         makes_texts = False
         before = ""
         for instruction in dis.get_instructions(code):
@@ -389,6 +461,8 @@ class _Loads:
                 makes_texts = True
             elif instruction.opname == "POP_TOP" and before == "PUSH_EXC_INFO":  # except: of any error
                 self.handles = True
+            elif instruction.opname in _ASKS_IDENTITY and before != "LOAD_CONST":
+                self.identity = True
             before = instruction.opname
         self.by_name = not _BY_NAME.isdisjoint(code.co_names)
         asked = sum(i.opname in _GLOBAL_LOADS and i.argval in _BY_TEXT for i in dis.get_instructions(code))
@@ -418,7 +492,8 @@ def _names_read(loads: Iterable[_Loads], executed: set[int]) -> Names:
         texts.update(*(entry.texts for entry in listed))
     handled = attributes if any(entry.handles for entry in listed) else set()  # by whoever called what reads
     by_class = any(entry.by_class for entry in listed)
-    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts), by_class)
+    identity = any(entry.identity for entry in listed)
+    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts), by_class, identity)
 
 
 def unwrap(function: Callable[..., object]) -> object:
@@ -427,13 +502,19 @@ def unwrap(function: Callable[..., object]) -> object:
 
 
 def record_environment(
-    root: Callable[..., object], args: Iterable[object] = (), *, holds_arrays: bool = False, asked: Asked = _NONE
+    root: Callable[..., object],
+    args: Iterable[object] = (),
+    *,
+    holds_arrays: bool = False,
+    asked: Asked = _NONE,
+    hashing: CodeType | None = None,
 ) -> Recorder:
     """A context in which ``root(*args)`` is to be run once; then ``finish`` gives what the run read.
 
     With ``holds_arrays`` NumPy's arrays are state that it may not change. ``asked``: a library's functions in C that
     tell of its settings, each with the setting's name and what gives it; those that code calls are guarded. One with
     nothing that gives it changes the setting, and is refused.
+    ``hashing`` is the code that gives an array's hash, by which the user's code may look up what it knows of the array.
     A profiler that is set stays set and is called along. Only the thread that enters is watched.
     """
-    return Recorder(root, args, holds_arrays, asked)
+    return Recorder(root, args, holds_arrays, asked, hashing)

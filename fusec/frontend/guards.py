@@ -45,12 +45,14 @@ class Names:
 
     looked_for: attributes that it does not fail without (``getattr(x, "scale", 1)``), so that they count where they
     are not there. by_class: it may read what a class has and an instance, or a class before it, hides (``super()``).
+    identity: it may ask which arrays are one object (``x is y``).
     """
 
     attributes: frozenset[str]
     executed: set[int]
     looked_for: frozenset[str] = frozenset()
     by_class: bool = False
+    identity: bool = False
 
 
 @dataclass
@@ -114,6 +116,16 @@ class GuardWriter:
             return
         self._visit(self.code.bind_weakly(value) or self.code.bind(value), value, path)
 
+    def visit_remembered(self, value: object, path: str) -> None:
+        """Guards what a cache of calls keeps: its arrays are inputs, and what is in all else counts."""
+        if is_a(value, list, dict, set) and not is_plain(value):
+            self._visit(self.code.bind(value), value, path)
+        elif is_a(value, tuple):
+            for part in raw.values_of(value):
+                self.visit_remembered(part, path)
+        else:
+            self.visit_object(value, path)
+
     def visit_held(self, function: FunctionType, path: str) -> None:
         """Guards a function's code, defaults and cells."""
         if id(function) not in self._visited:
@@ -122,6 +134,10 @@ class GuardWriter:
     def pin(self, path: str, read: Callable[[], object], value: object) -> None:
         """Guards the contents of what ``read`` gives."""
         self._snapshot(f"{self.code.bind(read)}()", value, path)
+
+    def pin_identity(self, path: str, read: Callable[[], object], value: object) -> None:
+        """Guards that ``read`` gives this very object."""
+        self._identity(f"{self.code.bind(read)}()", value, path)
 
     def pin_layout(self, path: str, read: Callable[[], object], value: Any) -> None:
         """Guards the type, dtype, shape and strides of the array that ``read`` gives."""
@@ -372,6 +388,8 @@ class GuardWriter:
             known = self.code.bind(torch_layout(value))
             test = f"{self.code.bind(torch_layout)}({{v}}) != {known}"
             expression = self.code.check(expression, test, path, f"{value.dtype}{list(value.shape)}")
+            if self.names.identity:
+                self._identity(expression, value, path)
         if "grad" in self.names.attributes:
             is_none = value.grad is None
             self.code.check(f"{expression}.grad is None", f"{{v}} is not {is_none}", f"{path}.grad", value.grad)

@@ -79,7 +79,7 @@ def capture_as(
     returns = Returns(trace, result, flavour.library)
     del function, new_args, new_kwargs, traced, result, given
     graph = _without_dead_ops(returns.graph)
-    environment = _environment(trace, scope, recorder)
+    environment = _environment(trace, scope, recorder, leaves)
     return Capture(graph, tuple(trace.sources), environment, returns.rebuild, flavour.library, tuple(trace.notes))
 
 
@@ -91,19 +91,23 @@ def is_array(value: Any) -> bool:
 NUMPY = Flavour("numpy", is_array, Scope, lambda array: array)
 
 
-def _environment(trace: Trace, scope: Scope, recorder: Recorder) -> Any:
+def _environment(trace: Trace, scope: Scope, recorder: Recorder, leaves: Sequence[Any]) -> Any:
     for state in trace.pins:
         recorder.pin(state.path, state.fetch, state.array)
     for state in trace.states:
         if state.touched:
             recorder.pin_layout(state.path, state.fetch, scope.original(state.array))
+        else:
+            recorder.pin_identity(state.path, state.fetch, scope.original(state.array))
 
     lifted = {*scope.fetched, *scope.stand_ins}  # not the scope itself: the guards outlive it
 
     def is_tensor(value: object) -> bool:
         return issubclass(type(value), Traced) or id(value) in lifted
 
-    return recorder.finish(is_tensor=is_tensor)
+    return recorder.finish(
+        is_tensor=is_tensor, leaves=leaves, reached=lambda: [scope.original(s.array) for s in trace.states]
+    )
 
 
 def _definition(f: Any) -> Location | None:

@@ -191,7 +191,9 @@ def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtyp
     along = normalize_axis_index(axis, value.type.rank)
     asked = value.type.dtype if dtype is not None and value.type.dtype is f16 else None
     value = trace.emit(
-        _SCANS[ufunc.__name__], value if asked is None else trace.cast(value, f32), attributes=ScanAttributes(along)
+        _SCANS[ufunc.__name__],
+        value if asked is None else trace.cast(value, f32),
+        attributes=ScanAttributes(along, signed_zero=ufunc is np.add and value.type.dtype.kind == "float"),
     )
     value = value if asked is None else trace.cast(value, asked)  # it is rounded, whatever reads it
     if value.type.shape != x.meta.shape:

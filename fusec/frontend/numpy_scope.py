@@ -23,6 +23,8 @@ import numpy as np
 from fusec.errors import CaptureError
 from fusec.frontend.guards import is_user_class
 from fusec.frontend.kinds import KindOf
+from fusec.frontend.memos import file_of_memo, is_memo
+from fusec.frontend.numpy_memo import MemoView
 from fusec.frontend.numpy_substitutes import substitutes
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.raw import attributes_of, in_class, is_a, items_of
@@ -159,6 +161,8 @@ class Scope:
         elif is_a(value, MethodType):
             owner = self.patch(value.__self__, f"{path}.__self__", lambda: fetch().__self__)
             return MethodType(self.patch(value.__func__, path, lambda: fetch().__func__), owner)
+        elif is_memo(value) and is_user_file(file_of_memo(value)):
+            return self._remember(value, MemoView(self.trace, value, self.patch))
         elif is_a(value, functools.partial):
             return self._partial(value, path, fetch)
         elif is_a(value, ModuleType):

@@ -102,7 +102,7 @@ def _check_value(value: Any, is_stand_in: Callable[[Any], bool], location: Locat
         if _TEXT.search(value):
             message = "a text in the result shows elements of an array, which are known only when the function runs"
             raise DataDependentError(message, location)
-    elif _holds(value, is_stand_in):
+    elif leads_to(value, is_stand_in):
         raise HoldsArraysError(
             f"the function returns a {type(value).__name__} with arrays in it; "
             "return tuples, lists, dicts or dataclasses",
@@ -110,8 +110,9 @@ def _check_value(value: Any, is_stand_in: Callable[[Any], bool], location: Locat
         )
 
 
-def _holds(value: Any, is_stand_in: Callable[[Any], bool]) -> bool:
-    """Whether an object leads to a stand-in: through attributes, items, closures, or what an iterator has yet to do."""
+def leads_to(value: Any, is_stand_in: Callable[[Any], bool]) -> bool:
+    """Whether an object leads to a stand-in, or to what else is looked for: through attributes, items, closures, or
+    what an iterator has yet to do."""
     waiting, seen = [value], {id(value)}
     while waiting and len(seen) < _MOST_SEEN:
         part = waiting.pop()

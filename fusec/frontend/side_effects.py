@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import _lru_cache_wrapper as _MEMO
 from io import BytesIO, IOBase, StringIO
 from itertools import islice
 from types import BuiltinMethodType, CellType, CodeType, FrameType, FunctionType, ModuleType
@@ -31,6 +30,7 @@ from fusec.frontend.generators import HeldGenerator, held_generator
 from fusec.frontend.held import State, contents, is_torch_tensor, parts, put_back, same_parts
 from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import true_value
+from fusec.frontend.memos import HeldMemo, MemoCall, is_memo
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.standing_for import STANDS
@@ -98,6 +98,15 @@ class StateChangedError(UnsupportedOpError):
         )
 
 
+class MemoFilledError(StateChangedError):
+    """A traced run was the first to make calls whose arrays ``functools.lru_cache`` keeps. Made for real beforehand
+    (``calls``, empty where they can't be), they give another run what later calls will find."""
+
+    def __init__(self, name: str, calls: Sequence[MemoCall], location: Location | None = None) -> None:
+        super().__init__(f"the arrays that the cache of {name} keeps", location)
+        self.calls = tuple(calls)
+
+
 def refuse_late_errors(made: Builder, location: Location | None) -> None:
     """StateChangedError where a counter changes before a call that may raise: as written it would have changed."""
     counting = COUNTING.get()
@@ -153,7 +162,7 @@ class Snapshots:
         self._held: dict[int, _Held] = {}
         self._globals: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
         self._cells: dict[int, tuple[CellType, str, object]] = {}
-        self._memos: dict[int, tuple[Any, int]] = {}
+        self._memos: dict[int, HeldMemo] = {}
         self._holds_arrays = holds_arrays
         self._generators = {0: HeldGenerator(random, random.getstate, random.setstate)}
         if holds_arrays:
@@ -222,8 +231,8 @@ class Snapshots:
         for part in (*found, *known_to_class):
             self.hold(part, path)
         for part in (value, *found, *known_to_class):
-            if is_a(part, _MEMO):
-                self._memos.setdefault(id(part), (part, part.cache_info().misses))
+            if is_memo(part) and id(part) not in self._memos:
+                self._memos[id(part)] = HeldMemo(part)
         containers = [part for part in (value, *found) if is_a(part, list, tuple, dict, deque)]
         inner = [part for container in containers for part in islice(values_of(container), _MOST_PARTS)]
         for part in (value, *found, *inner):
@@ -324,27 +333,44 @@ class Snapshots:
         for cell, _, content in self._cells.values():
             if content_of(cell) is not content:
                 refill(cell, content)
-        self._clear(even_plain=True)
+        for memo in self._memos.values():
+            memo.forget(memo.added())
+        self._put_generators_back()
 
-    def _clear(self, *, even_plain: bool = False) -> None:
-        """``even_plain``: also the caches that hold plain values alone. These stay where the run changed nothing else,
-        so that a function that is called once is called once."""
-        for memo, misses in self._memos.values():
-            if memo.cache_info().misses != misses and (even_plain or not self._holds_plain(memo)):
-                memo.cache_clear()
+    def _put_generators_back(self) -> None:
         for generator in self._generators.values():
             generator.put_back()
 
-    def _holds_plain(self, memo: Any) -> bool:
-        """Whether the arguments and results that a cache keeps are all plain."""
-        own = attributes_of(memo)
-        held = [part for part in gc.get_referents(memo) if part is not own and not is_a(part, type, FunctionType)]
-        tables = [part for part in held if type(part) is dict]
-        kept = [part for part in held if type(part) is not dict]
-        kept += [part for table in tables for entry in table.items() for part in entry]
-        parts = [part for entry in kept for part in (entry if type(entry) is tuple else (entry,))]
-        own_kinds = (object, "_lru_list_elem")  # what stands before names of arguments, and what links entries
-        return all(type(p) in own_kinds or type(p).__name__ in own_kinds or self._is_plain(p) for p in parts)
+    def fresh_calls(
+        self,
+        is_stand_in: Callable[[object], bool],
+        is_array: Callable[[object], bool],
+        is_lasting: Callable[[object], bool],
+    ) -> tuple[str, tuple[MemoCall, ...]]:
+        """The calls of which the run was the first and that left in a cache what stands for arrays, or arrays of
+        arguments that are there in this run alone. They are taken out again.
+
+        The name of a function that keeps some, and no calls, where they can't be made without the run.
+        """
+        name, calls, known = "", [], True
+        for memo in self._memos.values():
+            for key, result in memo.added().items():
+                call = memo.call(key)
+                lasts = all(map(is_lasting, (*call.args, *call.kwargs.values())))
+                if is_stand_in(result) or (not lasts and is_array(result)):
+                    name = memo.name
+                    calls.append(call)
+                    known = known and lasts
+                elif lasts:
+                    continue
+                memo.forget([key])
+        return name, tuple(calls) if known else ()
+
+    def remembered(self) -> Iterator[tuple[str, Any]]:
+        """What caches keep, with the names of their functions."""
+        for memo in self._memos.values():
+            for kept in memo.kept:
+                yield f"what {memo.name} keeps", kept
 
     def forget_stand_ins(self) -> None:
         """Takes out of tables what a library noted about the types that stood in for arrays' own."""
@@ -378,7 +404,7 @@ class Snapshots:
             found.append("whether a lock is taken")
             only_counts = False
         if not found:
-            self._clear()
+            self._put_generators_back()
             return "", ()
         self.take_all_back()  # what a library noted for itself goes with what it is about
         return found[0], tuple(counters) if only_counts else ()
@@ -467,10 +493,11 @@ def _adds_stand_ins(now: State, then: State) -> bool:
         return False
     known = [part for key, part in then.items() if is_a(key, type)]
     added = [(key, part) for key, part in now.items() if id(key) not in before]
-    return all(_is_stand_in(key) and any(part is own for own in known) for key, part in added)
+    return all(is_stand_in_type(key) and any(part is own for own in known) for key, part in added)
 
 
-def _is_stand_in(key: object) -> bool:
+def is_stand_in_type(key: object) -> bool:
+    """Whether a value is a type of what stands for a library's arrays while a function is traced."""
     module = table_of(key).get("__module__") if isinstance(key, type) else None
     return type(module) is str and module.startswith(_STAND_INS)
 

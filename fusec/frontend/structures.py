@@ -77,7 +77,7 @@ class Node:
     its parts.
 
     The attributes of a dict that is of another class than :class:`dict` are one part more, a node of
-    :class:`Attributes`. All but tuples have a number, from outside in.
+    :class:`Attributes`. All but tuples have a number, from outside in; in results tuples have one, too.
     """
 
     kind: type
@@ -155,24 +155,32 @@ def flatten(
 def structure_of(
     value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any], opens: Opens = opens_none
 ) -> Structure:
-    """The structure of ``value``; its tensors are appended to ``leaves``."""
-    return Opener(is_tensor, leaves, opens).open(value)
+    """The structure of ``value``, a result; its tensors are appended to ``leaves``."""
+    return Opener(is_tensor, leaves, opens, of_result=True).open(value)
 
 
 class Opener:
     """Opens values one after the other; ``leaves`` are their tensors, ``containers`` what was opened, by number.
 
-    ``known``: parts that stand for values met elsewhere, by identity.
+    ``known``: parts that stand for values met elsewhere, by identity. ``of_result``: a tuple that stands twice is one
+    object; among arguments two that are equal are alike.
     """
 
     def __init__(
-        self, is_tensor: Callable[[Any], bool], leaves: list[Any], opens: Opens, known: Mapping[int, Structure] = {}
+        self,
+        is_tensor: Callable[[Any], bool],
+        leaves: list[Any],
+        opens: Opens,
+        known: Mapping[int, Structure] = {},
+        *,
+        of_result: bool = False,
     ) -> None:
         self.leaves = leaves
         self.containers: list[Any] = []
         self._is_tensor = is_tensor
         self._opens = opens
         self._known = dict(known)
+        self._of_result = of_result
         self._inside = False
 
     def open(self, value: Any) -> Structure:
@@ -185,7 +193,7 @@ class Opener:
         kind = type(value)
         if issubclass(kind, tuple):
             if kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields"):
-                return Node(kind, (), tuple(map(self.open, raw.values_of(value))))
+                return self._tuple(value, kind)
             return Static(value)
         is_object = self._opens(value, self._inside)
         if is_object or kind is list or issubclass(kind, dict) or is_data(value):
@@ -197,6 +205,16 @@ class Opener:
             self._inside = outer
             return dataclasses.replace(node, number=number)
         return Static(value)
+
+    def _tuple(self, value: Any, kind: type) -> Node:
+        """A tuple is known once its parts are: it can't be made before them."""
+        node = Node(kind, (), tuple(map(self.open, raw.values_of(value))))
+        if not self._of_result:
+            return node
+        number = len(self.containers)
+        self._known[id(value)] = Again(number)
+        self.containers.append(value)
+        return dataclasses.replace(node, number=number)
 
     def _container(self, value: Any, kind: type) -> Node:
         if kind is list:
@@ -266,7 +284,10 @@ class Maker:
         kind = node.kind
         if issubclass(kind, tuple):
             parts = list(map(self.make, node.parts))
-            return kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
+            made = self.made[node.number] = (
+                kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
+            )
+            return made
         if kind is Attributes:
             return [(name, self.make(part)) for name, part in zip(node.keys, node.parts, strict=True)]
         made = self.made[node.number] = new(kind)

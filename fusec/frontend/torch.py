@@ -25,7 +25,7 @@ from fusec.frontend.environment import record_environment
 from fusec.frontend.garbage import left_alone
 from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.raw import in_class
-from fusec.frontend.side_effects import StateChangedError, refuse_late_errors
+from fusec.frontend.side_effects import MemoFilledError, StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.structures import TENSOR, CallSpec, Given, Node, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
@@ -42,6 +42,12 @@ from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.place import place
 from fusec.location import Location
+
+_FILLS = 3
+"""Runs that may fill caches of ``functools.lru_cache``, after which what they keep is no settled state."""
+
+
+_HASHING = torch.Tensor.__hash__.__code__
 
 
 def flatten(
@@ -93,12 +99,26 @@ def capture(
     for a mistake such as shapes that do not fit. All name the user's file and line.
     """
     options: Any = {"fallback": fallback, "dynamic": dynamic, "opens": opens, "record": record, "edits": edits}
+    run = partial(_filled, partial(_capture, f, args, kwargs, device=device, **options))
     try:
-        return _capture(f, args, kwargs, device=device, **options)
+        return run()
     except ChosenRowsError:
         if SAMPLING.get() and device is None and not _is_on_gpu(args, kwargs, opens):
             raise
-    return _capture(f, args, kwargs, device=device, rows=True, **options)
+    return run(rows=True)
+
+
+def _filled(run: Callable[..., Capture], **options: bool) -> Capture:
+    """The capture with what the function's caches have for the call: it is put there first, as the call would do."""
+    for _ in range(_FILLS):
+        try:
+            return run(**options)
+        except MemoFilledError as error:
+            if SAMPLING.get() or not error.calls:
+                raise
+            for memo, given, named in error.calls:
+                memo(*given, **named)
+    return run(**options)
 
 
 def _is_on_gpu(args: Sequence[Any], kwargs: Mapping[str, Any], opens: Opens) -> bool:
@@ -134,7 +154,7 @@ def _capture(
     trace.recording = recording or off
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
-    recorder = record_environment(f, _statics(spec), holds_arrays=True, asked=ASKED)
+    recorder = record_environment(f, _statics(spec), holds_arrays=True, asked=ASKED, hashing=_HASHING)
     modes = ambient()
     given = GivenContainers(*fakes, is_tensor, opens)
     own = GivenContainers(args, kwargs, is_tensor, opens).known.keys()
@@ -159,7 +179,14 @@ def _capture(
     graph = graph if device is None else place(graph, device)
     inputs = trace.found_inputs(sources)
     graded = recorded is not None
-    guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs, graded=graded)
+    distinct = {id(leaf): leaf for leaf in leaves}.values()
+    guards = recorder.finish(
+        is_tensor=is_tensor,
+        is_input=lambda value: id(value) in inputs,
+        graded=graded,
+        leaves=distinct,
+        reached=lambda: References(f, {}).tensors,
+    )
     results.settle()
     environment = TorchGuards(
         guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded, bool(references.modules)

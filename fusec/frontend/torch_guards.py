@@ -67,12 +67,12 @@ class TorchGuards:
         """The grad mode and autocast are left to :meth:`TorchArrays.check`, which sees both."""
         _, dtype, *autocast = self.ambient
         if self.ties or any(autocast):
-            return Conditions((), self._holds, bare=self.bare)
+            return Conditions((), self._holds, bare=self.bare, apart=self.guards.conditions.apart)
         own = self.guards.conditions
         values: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
         values += [(hooked_everywhere, False)] if self.graded else []
         values += [(watched_everywhere, False)] if self.modular else []
-        return Conditions(tuple(values), own.rest, own.guards, self.bare)
+        return Conditions(tuple(values), own.rest, own.guards, self.bare, own.apart)
 
     def _holds(self) -> bool:
         hooked = (self.graded and hooked_everywhere()) or (self.modular and watched_everywhere())

@@ -86,7 +86,7 @@ class Result:
         self._trace = trace
         leaves: list[Any] = []
         made = MadeObjects(outlasting)
-        opener = Opener(is_tensor, leaves, made.opens, given)
+        opener = Opener(is_tensor, leaves, made.opens, given, of_result=True)
         self._structure = opener.open((result, tuple(edits)) if given else result)
         self.takes_given = bool(given) and (bool(edits) or any(type(p) is Given for p in _parts(self._structure)))
         if given and not self.takes_given:

@@ -84,12 +84,14 @@ class ArgReduceAttributes(Attributes):
 class ScanAttributes(Attributes):
     """Running reduction along an axis, from its first position on or, ``reverse``, from its last one.
 
-    ``last``: of a recurrence the result at the last position that it comes to, alone.
+    ``last``: of a recurrence the result at the last position that it comes to, alone. ``signed_zero``: a running sum
+    starts from its first element, so that one of negative zeros stays negative; else it starts from 0.
     """
 
     axis: int
     reverse: bool = False
     last: bool = False
+    signed_zero: bool = False
 
 
 @dataclass(frozen=True)

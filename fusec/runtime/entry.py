@@ -196,6 +196,7 @@ def compiled_entry(
     _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
     _check_bare(writer, conditions)
+    _check_apart(writer, conditions, leaves, inputs)
     if opening is not None and frequent is not None:
         values = ", ".join(variable_of(s) for s in opening.symbols)
         writer.unless(f"not {scope.bind(frequent, 'frequent')}({values})")
@@ -293,6 +294,7 @@ def recorded_entry(
     _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, recorded.sources)
     _check_bare(writer, conditions)
+    _check_apart(writer, conditions, leaves, inputs)
     for number, example in zip(recorded.changed, inputs_of([recorded.sources[k] for k in recorded.changed], leaves)):
         writer.unless(f"{inputs[number]}.is_leaf is {example.is_leaf}")  # autograd refuses changes of some leaves
     writer.lines += _clashes(arrays, scope, inputs, recorded.changed, eager, fixed=True)
@@ -343,6 +345,19 @@ def _check_bare(writer: _EntryWriter, conditions: Conditions) -> None:
     for number, name in conditions.bare:
         own = f"{writer.leaves[number]}.__dict__"
         writer.unless(f"not {own}" if name is None else f"{name!r} not in {own}")
+
+
+def _check_apart(writer: _EntryWriter, conditions: Conditions, leaves: Sequence[Any], inputs: Sequence[str]) -> None:
+    """Tests that arrays which the capture took for several objects are several, where code may ask for that."""
+    if conditions.apart is None or not leaves:
+        return
+    given = list({id(leaf): variable for leaf, variable in zip(leaves, writer.leaves, strict=True)}.values())
+    all_ids = [f"id({variable})" for variable in dict.fromkeys((*given, *(x for x in inputs if x[0] == "r")))]
+    if conditions.apart:
+        ids = f"{{{', '.join(f'id({variable})' for variable in given)}}}"
+        writer.unless(f"{writer.scope.bind(conditions.apart, 'apart')}.isdisjoint({ids})")
+    if len(all_ids) > 1:
+        writer.unless(f"len({{{', '.join(all_ids)}}}) == {len(all_ids)}")
 
 
 def variant_entry(
@@ -424,6 +439,10 @@ def _check_arrays(
     given = list(zip(leaves, writer.leaves, shapes, strict=True))
     examples = [leaf for leaf, _, shape in given if not is_open(shape)]
     variables = [variable for _, variable, shape in given if not is_open(shape)]
+    first: dict[int, str] = {}
+    for leaf, variable in zip(leaves, writer.leaves, strict=True):
+        if (known := first.setdefault(id(leaf), variable)) != variable:
+            writer.unless(f"{variable} is {known}")
     for number, (leaf, variable, shape) in enumerate(given):
         if is_open(shape):
             assert opening is not None

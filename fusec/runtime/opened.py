@@ -34,10 +34,11 @@ class OpenedCall:
 
     def capture_at(self, extents: Mapping[str, int]) -> Capture:
         """The function captured where its symbols have these values."""
-        made = []
+        made: list[Any] = []
         for number, (leaf, shape) in enumerate(zip(self.leaves, self.opening.shapes, strict=True)):
-            if not is_open(shape):
-                made.append(leaf)
+            again = next((k for k in range(number) if self.leaves[k] is leaf), None)
+            if again is not None or not is_open(shape):
+                made.append(leaf if again is None else made[again])
                 continue
             scope = Scope()
             type = self.arrays.layout(leaf).type.with_shape([evaluate(n, extents) for n in shape])

@@ -78,6 +78,7 @@ def _scan(name: str, monoid: Monoid) -> OpDef:
         (x,) = widened(arrays)
         x = np.flip(x, attributes.axis) if attributes.reverse else x
         found = monoid.ufunc.accumulate(x, axis=attributes.axis, dtype=x.dtype).astype(arrays[0].dtype, copy=False)
+        found = found + found.dtype.type(0) if monoid.name == "sum" and not attributes.signed_zero else found
         return np.flip(found, attributes.axis) if attributes.reverse else found
 
     return define(name, "scan", ScanAttributes, (1, 1), rule, reference, monoid=monoid)

@@ -172,7 +172,8 @@ class ScanRows:
     def carry(self, op: Op) -> list[Statement]:
         """Sets up a scan's carry: nothing so far."""
         dtype, monoid = self.wide(op.definition.reduction.name, op.result.type.dtype), op.definition.reduction
-        first: ScalarExpr = Const(monoid.identity(dtype), dtype)
+        signed = self.attributes.signed_zero and monoid.name == "sum"
+        first: ScalarExpr = Const(-0.0 if signed else monoid.identity(dtype), dtype)
         if op.name == "recurrence":  # no term is lost to a larger sum, as in a running sum
             dtype = op.result.type.dtype.accumulator
             first = self.element(op.operands[2], tuple(substitute(i, {self.e: 0}) for i in self.point))
