@@ -33,7 +33,8 @@ def test_the_calls_that_were_added_are_told_and_forgotten(options: dict[str, Any
     assert [(call.args, dict(call.kwargs)) for call in map(held.call, added)] == calls
     assert list(added.values()) == [[args, kwargs] for args, kwargs in calls]
     held.forget(added)
-    assert made.cache_info().currsize == 1 and made(1, a=2) is before
+    assert made.cache_info().currsize == 1
+    assert made(1, a=2) is before
 
 
 def test_an_empty_cache_is_cleared() -> None:
@@ -46,7 +47,8 @@ def test_an_empty_cache_is_cleared() -> None:
 
 
 def test_what_is_a_cache_and_whose() -> None:
-    assert is_memo(_memo()) and not is_memo(len)
+    assert is_memo(_memo())
+    assert not is_memo(len)
     assert file_of_memo(_memo()) == __file__
 
 
@@ -62,4 +64,5 @@ def test_an_array_that_a_capture_is_the_first_to_ask_for_is_kept(fallback: Any) 
     table(4).add_(1)
     assert torch.equal(f(x), x + 1 + torch.arange(4.0))
     table.cache_clear()
-    assert torch.equal(f(x), x + torch.arange(4.0)) and table.cache_info().currsize == 1
+    assert torch.equal(f(x), x + torch.arange(4.0))
+    assert table.cache_info().currsize == 1
