@@ -119,9 +119,9 @@ class CpuCode(Code):
             f" * FUSEC_DAMAGED where one is another; FUSEC_WRONG_CPU or FUSEC_NO_TILES where this machine can't run\n"
             f" * them. fusec_strerror says it in words. */\n"
             f"static inline int {name}_open({name}_model *model, const char *folder) {{\n"
-            f"  *model = ({name}_model){{0}};\n{asked}\n"
+            f"  memset(model, 0, sizeof *model);\n{asked}\n"
             f'  int status = fusec_read(folder, "{name}.weights", {sums(self.weights.data)}, &model->weights);\n'
             f"  if (status != FUSEC_OK) return status;\n{body}\n  return FUSEC_OK;\n}}\n\n"
             f"static inline void {name}_close({name}_model *model) {{\n  free(model->weights);\n{closing}"
-            f"  *model = ({name}_model){{0}};\n}}\n"
+            f"  memset(model, 0, sizeof *model);\n}}\n"
         )

@@ -203,7 +203,7 @@ class GpuCode(Code):
                 f"model->modules_{k}, model->kernels_{k});"
             )
         lines = [
-            f"  *model = ({name}_model){{0}};",
+            f"  memset(model, 0, sizeof *model);",
             *tables,
             "  char *cubins = NULL, *weights = NULL;",
             f'  int status = fusec_read(folder, "{name}.cubins", {sums(self._cubins.data)}, &cubins);',
@@ -221,7 +221,7 @@ class GpuCode(Code):
         closing = ["  fusec_drop(&model->gpu, model->weights);", *unloads, "  fusec_lose(&model->gpu);"]
         return (
             f"static inline void {name}_close({name}_model *model) {{\n" + "\n".join(closing) + "\n"
-            f"  *model = ({name}_model){{0}};\n}}\n\n"
+            f"  memset(model, 0, sizeof *model);\n}}\n\n"
             "/* Loads the files beside this header onto the GPU whose context the thread has, the first where it has\n"
             " * none: FUSEC_OK; FUSEC_NO_FILE where one is missing; FUSEC_DAMAGED where one is another; FUSEC_NO_GPU\n"
             " * or FUSEC_WRONG_GPU where this machine can't run them. fusec_strerror says it in words,\n"

@@ -66,7 +66,9 @@ def _name_of(function: Any) -> str:
 
 def _explained(function: Any, args: Args, kwargs: Kwargs, wanted: _Wanted) -> str:
     if isinstance(function, Compiled):
-        return function.explain(detail=wanted.detail) + _not_told(wanted, "of a function compiled ahead")
+        return function.explain(measure=wanted.measure, detail=wanted.detail) + _not_told(
+            wanted, "of a function compiled ahead"
+        )
     if "torch._dynamo" in sys.modules:
         from fusec.torch_compile import explain_compiled, original_of
 

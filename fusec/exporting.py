@@ -6,7 +6,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from fusec.compiled import CompiledFunction
+from fusec.compiled import CompiledFunction, Variant
 from fusec.options import check_path, check_switch
 from fusec.packages import needing_compiler
 
@@ -37,23 +37,38 @@ class Compiled(CompiledFunction):
         check_path("folder", folder, of="folder")
         return export_c(self, Path(folder))
 
-    def explain(self, *, detail: bool = False) -> str:
-        """What was fused into which kernels, and why not more. ``detail``: of each of many kernels."""
+    def explain(self, *, measure: bool = False, detail: bool = False) -> str:
+        """What was fused into which kernels, and why not more. ``measure``: it is run on random arguments, and each
+        kernel's time is told. ``detail``: of each of many kernels.
+
+        ArtifactError where it is to be measured and a named dimension has no range.
+        """
+        check_switch("measure", measure)
+        check_switch("detail", detail)
         with needing_compiler("explain"):
             from fusec.digest import tell_program
+            from fusec.measuring import measure_steps
 
-        texts = []
-        for variant in self._ranged:
-            head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
-            head += f", {variant.upto} in all at most" if variant.upto is not None else ""
-            texts.append(f"for {head}\n" + tell_program(variant.executable.program, variant.notes, detail=detail))
-        for key, variant in sorted(self._variants.items()) if not self._ranged else ():
-            extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
-            head = f"for {extents}\n" if extents else ""
-            texts.append(head + tell_program(variant.executable.program, variant.notes, detail=detail))
+        steps = measure_steps(self) if measure else [None] * len(self._told())
+        texts = [
+            head + tell_program(variant.executable.program, variant.notes, measured=seconds, detail=detail)
+            for (head, variant), seconds in zip(self._told(), steps, strict=True)
+        ]
         if not texts:
             return f"{self.name} is not called yet; each set of extents is compiled at its first call\n"
         return "\n".join([*texts, *([str(self.quantization)] if self.quantization is not None else [])])
+
+    def _told(self) -> list[tuple[str, Variant]]:
+        """Each program, below the range or the extents that it serves."""
+        found = []
+        for variant in self._ranged:
+            head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
+            head += f", {variant.upto} in all at most" if variant.upto is not None else ""
+            found.append((f"for {head}\n", variant))
+        for key, variant in sorted(self._variants.items()) if not self._ranged else ():
+            extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
+            found.append((f"for {extents}\n" if extents else "", variant))
+        return found
 
     def write_report(self, path: str | PathLike[str], *, measure: bool = False) -> None:
         """Writes one HTML page that needs no network: the graph before and after fusion, what each pass changed, each

@@ -235,7 +235,7 @@ def _output(program: Program, k: int) -> Json:
 def texts_of(variant: Variant, program: Program, digests: Mapping[str, str]) -> dict[str, bytes]:
     """IR after each pass, and the tile IR and source of each kernel whose text is that of its machine code."""
     usual = () if variant.upto is None else tuple(usual_extents(variant.ranges, variant.upto).items())
-    options = Options(program.target, usual=usual)
+    options = Options(program.target, precision=program.precision, usual=usual)
     lowered = run_passes(parse(variant.graph_text), program.target, options)
     members = {f"stages/{n:02d}_{name}.ir": text.encode() for n, (name, text) in enumerate(lowered.stages.items())}
     remade = kernel_digests(lowered.program)

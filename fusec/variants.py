@@ -104,7 +104,7 @@ def _variant(
     arguments = tuple(argument_of(capture.sources[k]) for k in executable.free_inputs)
     dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in piece.ranges.items()}
     layouts = tuple((spec.type(dims), spec.laid_out(dims)) for spec in specs)
-    text = str(piece.graph)
+    text = str(piece.graph if shared is None else frozen(piece.graph))
     return Variant(executable, arguments, layouts, capture.rebuild, text, capture.notes, piece.ranges, upto=piece.upto)
 
 

@@ -136,6 +136,13 @@ class TestHowCallsRunNow:
         compiled(torch.ones(3, 4))
         assert fusec.explain(compiled).startswith("for B = 3")
 
+    def test_ahead_of_time_measured(self) -> None:
+        compiled = fusec.compile(lambda x: torch.relu(x), fusec.TensorSpec(("B:1..4", 4)))
+        assert " measured " in fusec.explain(compiled, measure=True)
+        assert " measured " in compiled.explain(measure=True)
+        assert " measured " not in compiled.explain()
+        assert "without a range" in fusec.explain(fusec.compile(softmax, fusec.TensorSpec(("B", 4))), measure=True)
+
     def test_torch_compile(self) -> None:
         with torch.no_grad():
             fast = torch.compile(softmax, backend="fusec")

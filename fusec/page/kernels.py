@@ -41,8 +41,7 @@ def kernel_table(part: Part, number: int) -> list[str]:
 
 def _row(group: Alike, number: int, whole: float, running: float) -> str:
     first, count = group.reports[0], len(group.reports)
-    links = [_link(number, r.kernel, r.kernel if k == 0 else str(k + 1)) for k, r in enumerate(group.reports)]
-    name = links[0] if count == 1 else f"{links[0]} × {count} <small>{' '.join(links[1:])}</small>"
+    name = f'<a href="#{escape(anchor(number, first.kernel))}">{escape(group.name)}</a>'
     where = dict.fromkeys(op.location.short for op in first.fused if op.location is not None)
     limit = count * first.limit / group.seconds if group.seconds > 0 else 0.0
     numbers = (
@@ -57,10 +56,6 @@ def _row(group: Alike, number: int, whole: float, running: float) -> str:
     cells = "".join(f"<td class=number>{text}</td>" for text in numbers)
     shown = escape(", ".join(where))
     return f'<tr class="row"><td>{name}</td><td>{escape(first.kind)}</td><td class=lines>{shown}</td>{cells}</tr>'
-
-
-def _link(number: int, kernel: str, text: str) -> str:
-    return f'<a href="#{escape(anchor(number, kernel))}">{escape(text)}</a>'
 
 
 def _total(whole: Spread | None, measured: Sequence[float] | None) -> list[str]:

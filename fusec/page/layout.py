@@ -14,10 +14,15 @@ _BEND_WIDTH = 8.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are. at: left and top of each box. bends: the points of each edge, its ends included."""
+    """Where things are. at: left and top of each box. bends: the points of each edge, its ends included.
+
+    rows, bend_rows: the layer of each box, and of each of an edge's points.
+    """
 
     at: tuple[tuple[float, float], ...]
     bends: tuple[tuple[tuple[float, float], ...], ...]
+    rows: tuple[int, ...]
+    bend_rows: tuple[tuple[int, ...], ...]
     width: float
     height: float
 
@@ -50,7 +55,9 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
     tops, bottoms, height = _down(layers)
     bends = tuple(tuple(_points(path, layers, lefts, tops, bottoms)) for path in paths)
     width = max((lefts[n] + layers.sizes[n][0] for n in range(len(sizes))), default=0.0)
-    return Layout(tuple((lefts[n], tops[n]) for n in range(len(sizes))), bends, width, height)
+    passed = [[row for row in range(ranks[a] + 1, ranks[b]) for _ in range(2)] for a, b in edges]
+    bend_rows = tuple((ranks[a], *between, ranks[b]) for (a, b), between in zip(edges, passed, strict=True))
+    return Layout(tuple((lefts[n], tops[n]) for n in range(len(sizes))), bends, tuple(ranks), bend_rows, width, height)
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:

@@ -16,6 +16,7 @@ from fusec.ir.parse import parse
 from fusec.location import Location
 from fusec.os_errors import told
 from fusec.page.gather import Gathered, KernelText, Part
+from fusec.page.boxes import Seconds
 from fusec.page.kernels import anchor, kernel_table
 from fusec.page.noise import noise_table
 from fusec.page.picture import height_of, picture
@@ -60,10 +61,11 @@ def _part(gathered: Gathered, part: Part, number: int) -> list[str]:
     lines += [f"<p>{escaped(summary(part.program))}</p>", *kernel_table(part, number)]
     report = escaped(explain_program(part.program, part.notes, None, part.measured))
     lines.append(f'<details><summary>The whole report</summary><pre class="report">{report}</pre></details>')
+    seconds = kernel_seconds(part.program, part.measured)
+    times = {report.kernel: seconds.get(report.kernel, report.predicted) for report in launched(part.program)}
     for heading, stage in (("Before fusion", "capture"), ("After fusion", "fuse")):
         lines.append(f"<h2>{heading}</h2>")
-        lines.append(_graph(part.stages.get(stage, ""), number))
-    seconds = kernel_seconds(part.program, part.measured)
+        lines.append(_graph(part.stages.get(stage, ""), number, times))
     plot = roofline(part.program.target, folded(part.program, part.measured), seconds)
     if plot:
         lines += ["<h2>Roofline</h2>", f'<div class="frame plot" data-part="{number}">{plot}</div>']
@@ -74,27 +76,34 @@ def _part(gathered: Gathered, part: Part, number: int) -> list[str]:
     return [*lines, "<h2>Passes</h2>", *_passes(part)]
 
 
-def _graph(text: str, number: int) -> str:
+def _graph(text: str, number: int, times: Seconds) -> str:
     try:
-        drawn = picture(parse(text))
+        drawn = picture(parse(text), times)
     except (ParseError, TypeRuleError) as error:
         return f"<p>No picture: {escaped(str(error))}</p>"
     hint = "drag to move, wheel to zoom, double-click for the whole"
+    buttons = ""
+    if 'class="layer"' in drawn:
+        hint = f"press a layer to unfold it, {hint}"
+        buttons = '<p><button class="unfold">unfold all layers</button> <button class="fold">fold all</button></p>'
     height = f"min(70vh, {round(height_of(drawn))}px)"  # so that small graphs are not blown up
     frame = f'<div class="frame zoom" data-part="{number}" tabindex="0" style="height: {height}">'
-    return f'{frame}<span class="hint">{hint}</span>{plain(drawn)}</div>'
+    return f'{buttons}{frame}<span class="hint">{hint}</span>{plain(drawn)}</div>'
 
 
 def _kernels(gathered: Gathered, part: Part, number: int) -> list[str]:
+    """What like kernels do, once, beside the user's lines; each has an anchor there."""
     texts = {kernel.name: kernel for kernel in part.kernels}
     lines = []
-    for report in launched(part.program):
-        name = escaped(report.kernel)
-        place = f'id="{escaped(anchor(number, report.kernel))}" data-kernel="{name}" data-part="{number}"'
-        head = f'{name} ({escaped(report.kind)}) <button class="show">in the graph</button>'
-        lines.append(f'<details class="kernel-text" {place}><summary>{head}</summary>')
-        lines.append(f'<div class="beside"><div>{_users_lines(gathered, report)}</div><div>')
-        own = [texts[name] for name in _kernels_of(part, report.kernel) if name in texts]
+    for group in folded(part.program, part.measured):
+        first, *others = group.reports
+        anchors = "".join(f'<span id="{escaped(anchor(number, report.kernel))}"></span>' for report in others)
+        place = f'id="{escaped(anchor(number, first.kernel))}" data-part="{number}"'
+        head = f'{escaped(group.name)} ({escaped(first.kind)}) <button class="show">in the graph</button>'
+        lines.append(f'<details class="kernel-text" {place}><summary>{anchors}{head}</summary>')
+        lines.append(f'<div class="beside"><div>{_users_lines(gathered, first)}</div><div>')
+        named = dict.fromkeys(name for report in group.reports for name in _kernels_of(part, report.kernel))
+        own = [texts[name] for name in named if name in texts]
         lines += [_kernel_text(kernel) for kernel in own]
         lines.append("</div></div></details>" if own else "<p>Its text was not kept.</p></div></div></details>")
     return lines

@@ -88,6 +88,56 @@ def test_zoom_drag_and_back(report: Path) -> None:
     assert told(report, script) == "true,true,true,true"
 
 
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a model of four layers."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path_factory.mktemp("stacked") / "report.html"
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, dropout=0)
+    net = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+    fusec.compile(net, fusec.TensorSpec((2, 8, 32), "float32")).write_report(path)
+    return path
+
+
+def test_layers_unfold_and_fold(stacked: Path) -> None:
+    """An open layer pushes what lies below it down, edges end at boxes, and all is as before when it is folded."""
+    script = """(() => {
+      const svg = document.querySelector("svg.graph"), layers = [...svg.querySelectorAll(".layer")];
+      const shown = () => [...svg.querySelectorAll(":scope > [data-box]")].map((g) => {
+        const open = g.classList.contains("open");
+        return [g, (open ? g.querySelector(".room") : g.querySelector("rect")).getBoundingClientRect()]; });
+      const apart = () => { const all = shown().map(([, box]) => box);
+        return all.every((a, i) => all.slice(i + 1).every((b) =>
+          a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top)); };
+      const ends = () => [...svg.querySelectorAll(":scope > .edge")].every((edge) => {
+        const to = (k) => edge.getPointAtLength(k).matrixTransform(svg.getScreenCTM());
+        const box = (n) => shown().find(([g]) => g.dataset.box === n)[1], near = (a, b) => Math.abs(a - b) < 1;
+        return near(to(0).y, box(edge.dataset.from).bottom) && near(to(1e9).y, box(edge.dataset.to).top); });
+      const edges = () => [...svg.querySelectorAll(":scope > .edge")].map((edge) => edge.getPointAtLength(0).y | 0).join();
+      const before = edges(), told = [layers.length, apart(), ends()];
+      const press = (layer) => layer.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+      press(layers[1]); press(layers[2]);
+      told.push(layers.map((l) => l.classList.contains("open")).join("/"), apart(), ends(), edges() !== before);
+      told.push(layers[1].querySelector(".unfolded .op").getBoundingClientRect().width > 5);
+      press(layers[1]); press(layers[2]);
+      return [...told, apart(), ends(), edges() === before];
+    })()"""
+    wanted = "4,true,true,false/true/true/false,true,true,true,true,true,true,true"
+    assert told(stacked, script) == wanted
+
+
+def test_a_kernel_leads_into_folded_layers(stacked: Path) -> None:
+    script = """(() => {
+      const button = [...document.querySelectorAll("button.show")].find((b) => !b.hidden);
+      button.click();
+      const found = [...document.querySelectorAll(".zoom .found")], layer = found[0].closest(".layer");
+      const at = found[0].getBoundingClientRect(), frame = found[0].closest(".frame").getBoundingClientRect();
+      const sight = at.top >= frame.top && at.bottom <= frame.bottom && at.left >= frame.left && at.right <= frame.right;
+      return [found.length, layer.classList.contains("open"), sight];
+    })()"""
+    assert told(stacked, script) == "4,true,true"
+
+
 def test_details_open(report: Path) -> None:
     script = """[...document.querySelectorAll("details.kernel-text")].map((d) => {
       d.open = true; return d.querySelector(".beside").getBoundingClientRect().height > 20; }).join()"""
