@@ -203,7 +203,7 @@ class GpuCode(Code):
                 f"model->modules_{k}, model->kernels_{k});"
             )
         lines = [
-            f"  memset(model, 0, sizeof *model);",
+            "  memset(model, 0, sizeof *model);",
             *tables,
             "  char *cubins = NULL, *weights = NULL;",
             f'  int status = fusec_read(folder, "{name}.cubins", {sums(self._cubins.data)}, &cubins);',

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from fusec.ir.attributes import ConstantAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Port, Value
-from fusec.page.boxes import LINE, PAD, Box, Seconds, input_box, layer_box, op_box, outside_box, output_box
+from fusec.page.boxes import LINE, PAD, Box, Seconds, input_box, layer_box, op_box, output_box, outside_box
 from fusec.page.layers import layers_of
 from fusec.page.layout import Layout, lay_out
 

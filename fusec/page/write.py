@@ -15,8 +15,8 @@ from fusec.errors import ArtifactError, ParseError, TypeRuleError
 from fusec.ir.parse import parse
 from fusec.location import Location
 from fusec.os_errors import told
-from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.boxes import Seconds
+from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.kernels import anchor, kernel_table
 from fusec.page.noise import noise_table
 from fusec.page.picture import height_of, picture
