@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph as SVG: a box for each input, op and kernel, a line for each value; a large one by layers, which unfold.
 
-A layer is drawn twice, as one box and with what is in it; ``page.css`` shows one of the two, and ``page.js`` makes room.
+A layer is drawn twice, as one box and with what is in it; ``page.css`` shows one of the two, ``page.js`` makes room.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def _layer(box: Box, inner: _Scene, at: tuple[float, float], place: str) -> list
     width, height = layout.width + 4 * PAD, layout.height + _HEAD + 3 * PAD
     left = at[0] + box.size[0] / 2 - width / 2
     size = f'data-wide="{width:.1f}" data-high="{height:.1f}"'
+    title = f'<text class="title" x="{left + 2 * PAD:.1f}" y="{at[1] + PAD + 9:.1f}">'
     inside = f"translate({left + 2 * PAD:.1f} {at[1] + _HEAD + PAD:.1f})"
     return [
         f'<g {place} {size} class="layer" tabindex="0" role="button" aria-expanded="false">',
@@ -187,7 +188,7 @@ def _layer(box: Box, inner: _Scene, at: tuple[float, float], place: str) -> list
         *_box(box, at)[1:],
         '</g><g class="unfolded">',
         f'<rect class="room" x="{left:.1f}" y="{at[1]:.1f}" width="{width:.1f}" height="{height:.1f}" rx="8"/>',
-        f'<text class="title" x="{left + 2 * PAD:.1f}" y="{at[1] + PAD + 9:.1f}">▾ {escape(" · ".join(box.lines))}</text>',
+        f"{title}▾ {escape(' · '.join(box.lines))}</text>",
         f'<g transform="{inside}">',
         *_drawn(inner, layout),
         "</g></g></g>",
