@@ -25,6 +25,7 @@ from fusec.torch_graphs import Kind, predicted_time
 from fusec.torch_row_chunks import chunks_of, cut_in_chunks
 from fusec.torch_saved_inputs import Cut, cut_keeping_inputs, saved_by_eager
 from fusec.torch_score_spaces import forms_of_spaces, recompute_scores
+from fusec.torch_updates import drop_unread_statistics, update_in_place
 from fusec.torch_wide_rows import wide_products
 
 log = config.logger("compile")
@@ -74,6 +75,7 @@ def _cut(
 
     given["num_fwd_outputs"] = num_fwd_outputs
     lay_out_gradients(joint, num_fwd_outputs)
+    drop_unread_statistics(joint)
     own_marks = any("recompute" in node.meta for node in joint.graph.nodes)
     least_saved: Cut = min_cut_rematerialization_partition
     if not own_marks:
@@ -152,6 +154,7 @@ def _note_metadata(module: fx.GraphModule) -> None:
     static = set(metadata.static_input_indices) if metadata is not None else set[int]()
     if metadata is not None:
         metadata.bw_donated_idxs = []  # the backward writes into no saved tensor
+        update_in_place(module, metadata)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for number, node in enumerate(placeholders):
         node.meta["fusec_static"] = number in static

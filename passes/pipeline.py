@@ -151,7 +151,7 @@ def _grouped(
         if "fuse" in run.disable:
             graph = one_by_one(graph)
         graph = run("fuse", passes["fuse"], graph)
-        found, early = late_readers(graph), written_before_errors(graph)
+        found, early = late_readers(graph, blocked=is_gpu(target)), written_before_errors(graph)
         if not found and not early:
             return graph, declined
         late |= early | (found & apart)

@@ -66,8 +66,8 @@ def _with_whole_writes(graph: Graph) -> Graph:
     return graph.with_ops(ops, [written.get(v, v) for v in graph.outputs])
 
 
-def late_readers(graph: Graph) -> set[str]:
-    """The names of updates of a graph of kernels that come too soon.
+def late_readers(graph: Graph, *, blocked: bool = False) -> set[str]:
+    """The names of updates of a graph of kernels that come too soon; ``blocked``: each element is stored by one thread.
 
     So they do where something still has to read what they write over, or where another write, or a library call, which
     may raise, comes before them in the code as written and after them here. So do those that do not end in an output
@@ -86,7 +86,7 @@ def late_readers(graph: Graph) -> set[str]:
             between = graph.ops[number[writer] : number[update]]
             too_soon = any(op.definition.kind == "extern" or update.operands[0] in op.results for op in between)
             readers = [op for op in _readers(graph, producers, update) if op is writer or op not in done]
-            if too_soon or any(op is not writer or not _reads_in_step(op, update) for op in readers):
+            if too_soon or any(op is not writer or not _reads_in_step(op, update, blocked) for op in readers):
                 late.add(update.result.name)
     return late
 
@@ -183,11 +183,16 @@ def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -
     return False
 
 
-def _reads_in_step(kernel: Op, update: Op) -> bool:
-    """Whether a kernel that writes all of an array reads of it, for each element, that element alone."""
+def _reads_in_step(kernel: Op, update: Op, blocked: bool) -> bool:
+    """Whether a kernel that writes all of an array reads of it, for each element, that element alone.
+
+    On a CPU it is a map of one result. A ``blocked`` target's kernels may have others, and rows that are reduced, which
+    the array has no part in: the thread that stores an element has read it before.
+    """
     attributes = kernel.expect(FusedAttributes)
     base, value = update.operands[:2]
-    if attributes.kind != "map" or len(kernel.results) > 1 or base.type.shape != value.type.shape:
+    kinds, results = (("map", "row"), kernel.results) if blocked else (("map",), (value,))
+    if attributes.kind not in kinds or kernel.results != results or base.type.shape != value.type.shape:
         return False
     body = attributes.body
     read = {inner for outer, inner in zip(kernel.operands, body.inputs, strict=True) if outer is base}
@@ -197,7 +202,8 @@ def _reads_in_step(kernel: Op, update: Op) -> bool:
         if op.definition.kind != "elementwise" or op.result.type.shape != base.type.shape:
             return False
         read.update(op.results)
-    return base in kernel.operands
+    reached = {outer for outer, inner in zip(kernel.results, body.outputs, strict=True) if inner in read}
+    return base in kernel.operands and reached <= {value}
 
 
 def _is_beside(op: Op, update: Op) -> bool:
