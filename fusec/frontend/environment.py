@@ -26,11 +26,12 @@ import numpy as np
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
-from fusec.frontend.cells import imported
+from fusec.frontend.cells import content_of, imported
 from fusec.frontend.finalizers import is_finalized, made_of, refuse_finalized
 from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
 from fusec.frontend.guards import GuardWriter, Names
+from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import Kinds, StandIn
 from fusec.frontend.output import (
     FINALIZE,
@@ -133,6 +134,8 @@ class Recorder:
         self._args = list(args)
         self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
         self._seen: dict[int, object] = {}
+        self._closures: dict[int, dict[tuple[int, ...], tuple[object, ...]]] = {}
+        """By code object: what the cells of its functions held that ran."""
         self._pins: list[tuple[str, Callable[[], object], object]] = []
         self._layouts: list[tuple[str, Callable[[], object], object]] = []
         self._same: list[tuple[str, Callable[[], object], object]] = []
@@ -236,6 +239,10 @@ class Recorder:
             self._before.see(frame, is_root=frame.f_code is self._root_code)
         elif frame.f_code.co_freevars:
             self._before.see_closure(frame)
+        if frame.f_code.co_freevars:
+            held = frame.f_locals
+            cells = tuple(held.get(name, MISSING) for name in frame.f_code.co_freevars)
+            self._closures.setdefault(id(frame.f_code), {})[tuple(map(id, cells))] = cells
         if not hasattr(frame.f_globals, "original"):  # in a scope for NumPy, names have their meaning
             self._kinds.enter(frame.f_code, frame.f_globals, frame.f_locals)
 
@@ -369,11 +376,22 @@ class Recorder:
         for key, (code, _) in self._frames.items():
             if key[0] in writer.functions_visited or key[0] in inner or not loads[key].cells - {"__class__"}:
                 continue
-            for candidate in gc.get_referrers(code):
-                if not is_a(candidate, FunctionType) or hasattr(candidate.__globals__, "original"):
-                    continue  # the copy that a frontend ran
-                if candidate.__code__ is code:
-                    writer.visit_held(candidate, candidate.__qualname__)
+            for candidate in self._functions_of(code):
+                writer.visit_held(candidate, candidate.__qualname__)
+        self._closures.clear()
+
+    def _functions_of(self, code: CodeType) -> list[FunctionType]:
+        """The functions of a code object that ran, by what their cells hold: a decorator's wrappers have one code for
+        hundreds. All of them where one of those that ran is not found so."""
+        functions = [f for f in gc.get_referrers(code) if is_a(f, FunctionType) and f.__code__ is code]
+        functions = [f for f in functions if not hasattr(f.__globals__, "original")]  # the copy that a frontend ran
+        ran = self._closures.get(id(code), {})
+        by_cells: dict[tuple[int, ...], list[FunctionType]] = {}
+        for f in functions:
+            by_cells.setdefault(tuple(id(content_of(cell)) for cell in f.__closure__ or ()), []).append(f)
+        if not ran or not all(cells in by_cells for cells in ran):
+            return functions
+        return [f for cells in ran for f in by_cells[cells]]
 
     def _visit_seen(self, writer: GuardWriter) -> None:
         """Objects whose methods ran but that no name led to. One made during the run is dropped: it is gone by now."""

@@ -84,6 +84,8 @@ class Planner:
         self._integers = IntegersSeen()
         self._without_kernel: set[str] = set()
         self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
+        self._passed: set[int] = set()
+        """Lists among these, by ids, of which a call has run as written since what comes next was not known."""
         self._restless = False
         self._grows = False
         """Whether calls leave arrays in their arguments: extents change from call to call, then."""
@@ -343,13 +345,18 @@ class Planner:
     def is_passing(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> bool:
         """Whether a call is the first of its kind, and has in its arguments what an earlier one may have left there.
 
-        Where it leaves more, the next has other extents, and what is compiled for these is called once.
+        Where it leaves more, the next has other extents, and what is compiled for these is called once. Where the next
+        has the same extents, such as those of a preallocated cache, it is compiled for them.
         """
         if not self._grows or self.general is None or self.fallback == "error":
             return False
         parts = (*spec.args, *(part for _, part in spec.kwargs))
         held = any(TENSOR in node.parts for part in parts for node in nodes_in(part))
-        return held and len(self._seen_like(arrays, leaves, spec)) == 1
+        seen = self._seen_like(arrays, leaves, spec)
+        if not held or len(seen) != 1 or id(seen) in self._passed:
+            return False
+        self._passed.add(id(seen))
+        return True
 
     def make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""

@@ -98,3 +98,12 @@ def test_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     assert texts["fusec"] == texts["eager"]
     assert len(texts["fusec"]) == 8
     assert "ms a token" in capsys.readouterr().out
+
+
+def test_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    found = load("chat").main(["--small"])
+    for kind in ("grown", "preallocated"):
+        assert found["fusec", kind] == found["eager", kind]
+        assert len(found["fusec", kind]) == 8
+    assert "tokens/s" in capsys.readouterr().out

@@ -252,6 +252,32 @@ def test_closure_of_a_callee_hidden_by_a_decorator() -> None:
     assert not environment.holds()
 
 
+def test_of_functions_with_one_code_those_that_ran_are_guarded() -> None:
+    """A decorator's wrappers, of which a library has hundreds."""
+
+    def scaled(by: list[float]) -> Callable[[float], float]:
+        def wrapper(x: float) -> float:
+            return x * by[0]
+
+        return wrapper
+
+    rates = [[float(k)] for k in range(9)]
+    hidden = [functools.lru_cache(scaled(rate)) for rate in rates]
+
+    class Opaque:
+        call, other = hidden[3], hidden[5]
+
+    environment = record(lambda x: getattr(Opaque, "ca" + "ll")(x) + getattr(Opaque, "oth" + "er")(x), 1.0)
+    assert environment.holds()
+    rates[4][0] = 7.0
+    assert environment.holds(), "it was not called"
+    for ran in (3, 5):
+        rates[ran][0] += 1
+        assert not environment.holds()
+        rates[ran][0] -= 1
+        assert environment.holds()
+
+
 def test_a_monkeypatched_callee_of_a_callee(globals_restored: None) -> None:
     def outer(x: float) -> float:
         return helper(x)

@@ -147,3 +147,17 @@ def test_every_token_but_one_of_a_default_generate_is_compiled(name: str, way: s
     assert found.tolist() == expected.tolist()
     assert dispatcher.eager_calls == {GROWING: 1}
     assert [plan.is_compiled for plan in dispatcher.plans] == [True, True]
+
+
+def test_every_token_but_one_with_a_preallocated_cache_is_compiled() -> None:
+    """Its layouts are the same at each token: the second call of a kind is compiled for them."""
+    made = DEFAULT_CALLS["llama"][0]()
+    given = {"do_sample": False, "max_new_tokens": 6, "cache_implementation": "static"}
+    given["attention_mask"] = torch.ones(1, 5, dtype=torch.long)
+    made.generation_config.eos_token_id, made.generation_config.pad_token_id = None, 0
+    expected = made.generate(TOKENS[0], **given)
+    made.forward = fusec.jit(made.forward)
+    for _ in range(2):
+        assert made.generate(TOKENS[0], **given).tolist() == expected.tolist()
+    assert made.forward.dispatcher.eager_calls == {GROWING: 1}
+    assert [plan.is_compiled for plan in made.forward.dispatcher.plans] == [True, True]
