@@ -154,7 +154,7 @@ class GuardWriter:
         kind = type(value)
         self.paths.setdefault(id(value), path)
         if any(value is s for s in SINGLETONS):
-            self.code.check(expression, "{v} is not " + repr(value), path, value)
+            self.code.check(expression, "{v} is not " + repr(value), path, value, fixed=True)
         elif kind in SCALARS:
             self._scalar(expression, value, path)
         elif self.is_tensor(value):
@@ -166,6 +166,7 @@ class GuardWriter:
                 f"{{v}} is not {known} and (type({{v}}) is not type({known}) or {{v}} != {known})",
                 path,
                 value,
+                fixed=True,
             )
         elif is_a(value, tuple, list, dict, set, frozenset):
             self._container(expression, value, path)
@@ -194,7 +195,8 @@ class GuardWriter:
         differs = f"{{v}} != {known}" if value else f"repr({{v}}) != {repr(value)!r}"
         if value != value:
             differs = "{v} == {v}"
-        self.code.check(expression, f"{{v}} is not {known} and (type({{v}}) is not {kind} or {differs})", path, value)
+        test = f"{{v}} is not {known} and (type({{v}}) is not {kind} or {differs})"
+        self.code.check(expression, test, path, value, fixed=True)
 
     def _container(self, expression: str, value: Any, path: str) -> None:
         kind = self.code.bind(type(value))
@@ -204,7 +206,8 @@ class GuardWriter:
         if type(held) in (set, frozenset) or all(is_plain(p) for p in parts):
             now = "{v}" if is_own else f"{self.code.bind(plain_copy)}({{v}})"
             test = f"type({{v}}) is not {kind} or not {self.code.bind(same_plain)}({now}, {self.code.bind(held)})"
-            v = self.code.check(expression, test, path, held)
+            fixed = type(value) in (tuple, frozenset) and all(map(is_plain, parts))
+            v = self.code.check(expression, test, path, held, fixed=fixed)
             self._container_attributes(v, value, path)
             return
         test = f"type({{v}}) is not {kind} or {self._length(held, is_own)} != {len(parts)}"
@@ -336,10 +339,11 @@ class GuardWriter:
         self._list(self._table(v, value), own, f"{path}.__dict__", sorted(own))
         return set(own)
 
-    def _list(self, expression: str, table: dict[str, Any], path: str, shown: object) -> None:
-        """Guards all keys of a dict that the expression gives, in their order."""
+    def _list(self, expression: str, table: dict[str, Any], path: str, shown: object, fixed: bool = True) -> None:
+        """Guards all keys of a dict that the expression gives, in their order. ``fixed``: the dict is watched."""
         self._listed.add(id(table))
-        self.code.check(expression, f"list({{v}}) != {self.code.bind(list(table))}" if table else "{v}", path, shown)
+        test = f"list({{v}}) != {self.code.bind(list(table))}" if table else "{v}"
+        self.code.check(expression, test, path, shown, fixed=fixed and type(table) is dict)
 
     def _absent(self, v: str, value: Any, path: str) -> None:
         """Attributes that the code looks for, and that neither the object nor its class has."""
@@ -358,8 +362,10 @@ class GuardWriter:
         if own is not None:
             tables = {"{v}": own, **{f"{{v}}[{name!r}]": table for name, table in inner.items()}}
             tests = [self._holds_some(missing, of) for of, table in tables.items() if id(table) not in self._listed]
+            unlisted = [name for name, table in inner.items() if id(table) not in self._listed]
+            fixed = all(self.code.watch_table(v, value, name) for name in unlisted)
             if tests:
-                self.code.check(self._table(v, value), " or ".join(tests), f"{path}.__dict__", shown)
+                self.code.check(self._table(v, value), " or ".join(tests), f"{path}.__dict__", shown, fixed=fixed)
         for holder in classes:
             self._lacks(holder, missing)
 
@@ -430,9 +436,11 @@ class GuardWriter:
             holders = [c for c in raw.classes_of(cls) if name in raw.table_of(c)]
             holder = next(iter(holders), None)
             self._hidden(holders if name in own else holders[1:], name, path)
-            if holder is None or name in own or not is_user_class(holder):
+            if holder is None or not is_user_class(holder):
                 continue
             found = raw.table_of(holder)[name]
+            if name in own and not _has(found, "__set__"):
+                continue
             if not _has(found, "__set__") and not is_a(found, functools.cached_property):
                 may_be_shadowed.add(name)
             if _has(found, "__get__") and not is_a(found, FunctionType):  # it is read from the class that has it
@@ -454,7 +462,7 @@ class GuardWriter:
         if may_be_shadowed and table is not None and id(table) not in self._listed:
             shadowing = self.code.bind(frozenset(may_be_shadowed))
             test = f"not {shadowing}.isdisjoint({{v}})"
-            self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them")
+            self.code.check(self._table(v, value), test, f"{path}.__dict__", "without them", fixed=True)
 
     def _hidden(self, holders: Iterable[type], name: str, path: str) -> None:
         """What a name means in classes of which an instance, or a class before them, hides it; ``super()`` finds it."""
@@ -490,11 +498,15 @@ class GuardWriter:
 
     def _module(self, v: str, module: Any, path: str) -> None:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
-        self.code.check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
+        if raw.looks_up_plainly(type(module)):
+            self.code.watch(v, module)
+        test = f"{{v}} is not {module.training}"
+        self.code.check(f"{v}.training", test, f"{path}.training", module.training, fixed=True)
         for hooks in (*_HOOKS, *_BACKWARD_HOOKS) if self.graded else _HOOKS:
             held = list(module.__dict__[hooks].values())
             test = f"list({{v}}.values()) != {self.code.bind(held)}" if held else "{v}"
-            self.code.check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
+            fixed = not held and self.code.watch_table(v, module, hooks)
+            self.code.check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held), fixed=fixed)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
         if "__dict__" in self.names.attributes:  # the code may read all of them
             self._list(f"{v}.__dict__", module.__dict__, f"{path}.__dict__", sorted(own))
@@ -515,22 +527,26 @@ class GuardWriter:
         for table in _TABLES[:2]:
             held = module.__dict__[table]
             if reads_all or (is_container and held):
-                self._list(f"{v}.{table}", held, f"{path}.{table}", list(held))
+                fixed = self.code.watch_table(v, module, table)
+                self._list(f"{v}.{table}", held, f"{path}.{table}", list(held), fixed)
             empty = [name for name, tensor in held.items() if tensor is None]
             if empty:
                 test = " or ".join(f"{{v}}[{name!r}] is not None" for name in empty)
-                self.code.check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}")
+                fixed = self.code.watch_table(v, module, table)
+                self.code.check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}", fixed=fixed)
             tensors = held.keys() - set(empty)
             for name in sorted(tensors if reads_all or is_container else tensors & self.names.attributes):
                 self._visit(f"{v}.{table}[{name!r}]", module.__dict__[table][name], f"{path}.{name}")
-        children = module._modules
-        keys = self.code.bind(list(children))
-        test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
-        held_children = self.code.check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
+        children, held_children = module._modules, ""
         if children:
+            test = f"len({{v}}) != {len(children)} or list({{v}}) != {self.code.bind(list(children))}"
+            fixed = type(children) is dict and self.code.watch_table(v, module, "_modules")
+            shown = list(children)
+            held_children = self.code.check(f"{v}._modules", test, f"{path}._modules", shown, fixed=fixed, table=fixed)
             self._listed.add(id(children))
         elif reads_all or is_container:
-            self._list(f"{v}._modules", children, f"{path}._modules", "empty")
+            fixed = self.code.watch_table(v, module, "_modules")
+            self._list(f"{v}._modules", children, f"{path}._modules", "empty", fixed)
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
 
@@ -546,7 +562,8 @@ class GuardWriter:
             self._visited.add(id(value))
             self.paths.setdefault(id(value), path)
             test = f"not {self.code.bind(same_settings)}({{v}}, {self.code.bind(known)})"
-            self.code.check(self._table(v, value), test, f"{path}.__dict__", known)
+            self.code.watch(v, value)
+            self.code.check(self._table(v, value), test, f"{path}.__dict__", known, fixed=True, holder=v)
 
     def _own_forward(self, v: str, module: Any, path: str) -> None:
         """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
@@ -555,7 +572,7 @@ class GuardWriter:
             self._visit(f"{v}.__dict__['forward']", module.__dict__["forward"], f"{path}.forward")
             return
         if id(module.__dict__) not in self._listed:
-            self.code.check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
+            self.code.check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward", fixed=True)
         if kind not in self._kinds:
             self._kinds.add(kind)
             test = f"{{v}} is not {self.code.bind(kind.forward)}"
@@ -564,12 +581,14 @@ class GuardWriter:
     def _identity(self, expression: str, value: object, path: str) -> str:
         weak = None if is_a(value, ModuleType, type) else self.code.bind_weakly(value)
         if weak is None:
-            return self.code.check(expression, f"{{v}} is not {self.code.bind(value)}", path, value)
+            return self.code.check(expression, f"{{v}} is not {self.code.bind(value)}", path, value, fixed=True)
         kind = type(value)
         other = f" or type({{v}}) is not {self.code.bind(kind)}" if is_user_class(kind) or _is_nn_module(value) else ""
+        fixed = not other or (_is_nn_module(value) and self.code.watch_kind(value))
         if weak == expression:  # reached through the reference itself: alive is enough
             return self.code.check(expression, "{v} is None" + other, path, value)
-        return self.code.check(expression, f"{{v}} is None or {{v}} is not {weak}{other}", path, value)
+        test = f"{{v}} is None or {{v}} is not {weak}{other}"
+        return self.code.check(expression, test, path, value, fixed=fixed)
 
 
 def _is_users(module: ModuleType) -> bool:

@@ -180,7 +180,7 @@ def test_past_two_to_the_31_elements() -> None:
 
 
 @torch.jit.script
-def bucket(position: Any, middle: int) -> Any:
+def bucket(position: torch.Tensor, middle: int) -> torch.Tensor:
     near = torch.where(position.abs() < middle, torch.tensor(middle - 1).type_as(position), position.abs())
     return torch.ceil(torch.log(near / middle) / torch.log(torch.tensor(3.99)) * (middle - 1)) + middle
 
