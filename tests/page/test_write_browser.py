@@ -133,7 +133,8 @@ def test_a_kernel_leads_into_folded_layers(stacked: Path) -> None:
       const found = [...document.querySelectorAll(".zoom .found")], layer = found[0].closest(".layer");
       const at = found[0].getBoundingClientRect(), frame = found[0].closest(".frame").getBoundingClientRect();
       const inside = at.top >= frame.top && at.bottom <= frame.bottom;
-      return [found.length, layer.classList.contains("open"), inside && at.left >= frame.left && at.right <= frame.right];
+      const within = inside && at.left >= frame.left && at.right <= frame.right;
+      return [found.length, layer.classList.contains("open"), within];
     })()"""
     assert told(stacked, script) == "4,true,true"
 
