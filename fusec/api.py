@@ -143,6 +143,8 @@ def jit(
     named = _names(static)
 
     def decorated(f: Any) -> Any:
+        if isinstance(f, staticmethod | classmethod):
+            return type(f)(decorated(f.__func__))
         return _jit(f, options, fallback, graph, _EXTENTS[dynamic], named, warn)
 
     return decorated if function is None else decorated(function)

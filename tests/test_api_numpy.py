@@ -442,3 +442,26 @@ def test_a_loop_that_is_asked_to_be_of_half_precision_rounds() -> None:
         assert mine.dtype == numpys.dtype == np.float32
         assert np.array_equal(mine, mine.astype(np.float16))
         np.testing.assert_allclose(mine, numpys, rtol=2e-3)
+
+
+def test_static_and_class_methods_may_be_decorated_from_outside() -> None:
+    class Scales:
+        scale = 3.0
+
+        @fusec.jit
+        @staticmethod
+        def doubled(x):
+            return np.tanh(x) * 2
+
+        @fusec.jit(fallback="error")
+        @classmethod
+        def scaled(cls, x):
+            return np.tanh(x) * cls.scale
+
+    class More(Scales):
+        scale = 5.0
+
+    x = np.linspace(-1, 1, 7)
+    for owner in (Scales, Scales(), More, More()):
+        np.testing.assert_allclose(owner.doubled(x), np.tanh(x) * 2)
+        np.testing.assert_allclose(owner.scaled(x), np.tanh(x) * owner.scale)

@@ -7,10 +7,11 @@ import ast
 import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -45,17 +46,13 @@ def compile_to_file(
 
     function = find_function(name)
     found = named_specs(specs)
-    called = function if inspect.isroutine(function) else getattr(function, "forward", function)
     if tune not in (None, "quick", "full"):
         raise FusecError(f"tune={tune!r}; it is 'quick' or 'full'")
     if library not in (None, "torch", "numpy"):
         raise FusecError(f"library={library!r}; it is 'torch' or 'numpy'")
     meant: Library | None = None if library is None else "torch" if library == "torch" else "numpy"
     chosen: Tune = False if tune is None else "quick" if tune == "quick" else "full"
-    try:
-        bound = inspect.signature(called).bind(**found)
-    except (TypeError, ValueError) as error:
-        raise FusecError(f"{name}: {error}") from None
+    bound = bound_by_name(name, function, found)
     try:
         compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, library=meant, **bound.kwargs)
     except FusecError:
@@ -70,6 +67,21 @@ def compile_to_file(
     if c_folder is not None:
         lines.append(f"C header: {compiled.export_c(c_folder)}")
     return "\n".join(lines)
+
+
+def bound_by_name(name: str, function: Any, given: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The call of a function or module with arguments by name. FusecError where they do not fit its parameters."""
+    called = function if inspect.isroutine(function) else getattr(function, "forward", function)
+    try:
+        signature = inspect.signature(called)
+    except ValueError:
+        raise FusecError(
+            f"{name} is built in and does not tell its parameters; name a function of your own that calls it"
+        ) from None
+    try:
+        return signature.bind(**given)
+    except TypeError as error:
+        raise FusecError(f"{name}: {error}") from None
 
 
 def find_function(name: str) -> Any:
@@ -131,8 +143,10 @@ def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: P
     for source in inputs:
         try:
             array = np.load(source, allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError, BadZipFile) as error:
             raise FusecError(f"{source} can't be read as an array: {told(error, source)}") from None
+        if not isinstance(array, np.ndarray):
+            raise FusecError(f"{source} holds several arrays; give a .npy file for each argument")
         given.append(arrays.from_numpy(array, arrays_dtype(array)))
     if len(given) != len(compiled.specs):
         wanted, were = counted(len(compiled.specs), "array"), "was" if len(given) == 1 else "were"

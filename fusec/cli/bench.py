@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fusec.checks import check_target
-from fusec.cli.ahead import find_function
+from fusec.cli.ahead import bound_by_name, find_function
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library
 from fusec.frontend.structures import flatten
@@ -77,11 +76,8 @@ def bench(name: str, specs: Sequence[str], *, seconds: float, as_json: bool, tar
 def random_call(name: str, specs: Sequence[str]) -> tuple[Any, dict[str, Any], Library]:
     """The function of a name, random arguments for it, and their library. See :func:`bench`."""
     function = find_function(name)
-    try:
-        named = named_specs(specs)
-        inspect.signature(getattr(function, "forward", function)).bind(**named)
-    except (TypeError, ValueError) as error:
-        raise FusecError(f"{name}: {error}") from None
+    named = named_specs(specs)
+    bound_by_name(name, function, named)
     library = library_of(function, (), {})
     if library is None:
         raise FusecError(f"{name}: can't tell whether torch or NumPy is meant: it names neither")

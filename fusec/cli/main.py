@@ -67,6 +67,8 @@ def inspect(
 ) -> None:
     """Shows what is in a compiled file. Without --measure nothing in it is run: safe on a file you don't trust."""
     try:
+        if source is not None and html is None:
+            raise FusecError("--source is where a page finds your lines; write one with --html FILE")
         times = measure_file(file) if measure else None
         if onnx is not None or model_explorer is not None:
             from fusec.cli.export import export_file

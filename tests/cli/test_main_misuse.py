@@ -40,6 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "wide.npy", np.ones((4, 4)))
     np.save(folder / "short.npy", np.ones((3, 4), np.float32))
     np.save(folder / "text.npy", np.array(["a"]))
+    np.savez(folder / "several.npz", a=np.ones(2), b=np.ones(2))
     (folder / "cut.npy").write_bytes((folder / "right.npy").read_bytes()[:-8])
 
     def waves(x: np.ndarray) -> np.ndarray:
@@ -57,6 +58,7 @@ CASES = {
     "inspect none.fusec": "there is no file none.fusec",
     "inspect .": "it is a folder",
     "inspect f.fusec --html none/x.html": "there is no folder {folder}/none",
+    "inspect f.fusec --source .": "--source is where a page finds your lines; write one with --html FILE",
     "inspect f.fusec --onnx none/x.onnx": "there is no folder {folder}/none",
     "inspect f.fusec --onnx x.onnx --piece 9": "f.fusec has 1 piece, the first is 0; there is no 9",
     "inspect f.fusec --onnx x.onnx --stage none": "has no stage 'none'; stages: capture",
@@ -65,6 +67,9 @@ CASES = {
     "run f.fusec --inputs short.npy": "array 0 is f32[3, 4], compiled was f32[4, 4]",
     "run f.fusec --inputs text.npy": "no dtype",
     "run f.fusec --inputs cut.npy": "cut.npy can't be read as an array",
+    "run f.fusec --inputs f.fusec": "f.fusec holds several arrays; give a .npy file for each argument",
+    "run f.fusec --inputs empty": "empty can't be read as an array",
+    "run f.fusec --inputs several.npz": "several.npz holds several arrays",
     "run f.fusec --inputs none.npy": "none.npy can't be read as an array: no such file",
     "run f.fusec --inputs right.npy --inputs right.npy": "waves takes 1 array, 2 were given",
     "run f.fusec --inputs right.npy -o none/x.npz": "there is no folder {folder}/none",
@@ -89,6 +94,9 @@ CASES = {
     "compile unreadable:waves --spec x=f32[4] -o out.fusec": "unreadable.py:1: SyntaxError: invalid syntax",
     "compile wrongly_called.waves --spec x=f32[4] -o out.fusec": "write it as module:function",
     "compile wrongly_called:number --spec x=f32[4] -o out.fusec": "can't be called: it is of type int",
+    "compile math:hypot --spec x=f32[4] -o out.fusec": "math:hypot is built in and does not tell its parameters",
+    "bench math:hypot --spec x=f32[4]": "math:hypot is built in and does not tell its parameters",
+    "explain math:hypot --spec x=f32[4]": "math:hypot is built in and does not tell its parameters",
     "opt none.ir": "no such file",
     "opt junk": "junk: line 1, column 1",
     "opt f.fusec": "fusec inspect --ir",

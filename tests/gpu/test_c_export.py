@@ -75,8 +75,9 @@ class Case:
 
 
 def _mlp() -> Any:
+    """Its weights lie on the CPU, as where there is no GPU."""
     torch.manual_seed(0)
-    first, second = (torch.nn.Linear(64, 64).half().cuda().requires_grad_(False) for _ in range(2))
+    first, second = (torch.nn.Linear(64, 64).half().requires_grad_(False) for _ in range(2))
 
     def mlp(x: Any) -> Any:
         y = torch.nn.functional.gelu(first(torch.nn.functional.layer_norm(x, (64,))))
