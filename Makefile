@@ -2,7 +2,7 @@
 # make test    style, types and the test suite (alone: make lint, make types, make pytest)
 # make bench   the benchmark table
 # make docs    the docs site, into build/site
-# make wheels  fusec and fusec-runtime, into dist/
+# make dist    the wheels of fusec and fusec-runtime and the source distribution, into dist/
 #
 # make test-gpu, make bench-gpu   the same on a machine with a CUDA card (RUN=python3: by an installed Python that has PyTorch and Triton)
 # make sanitize                   CUDA C++ kernels under compute-sanitizer, there
@@ -23,7 +23,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 # What test-gpu and bench-gpu wait for: nothing where RUN was given.
 INSTALLED := $(if $(filter command,$(firstword $(origin RUN))),,$(STAMP))
 
-.PHONY: demo test pytest lint tree types docs bench test-gpu bench-gpu sanitize wheels setup clean
+.PHONY: demo test pytest lint tree types docs bench test-gpu bench-gpu sanitize dist setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -65,9 +65,9 @@ bench: $(STAMP)
 	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr
 	@$(RUN) -m benchmarks.cpu $(ARGS)
 
-# Both wheels of a release, into dist/.
-wheels: $(STAMP)
-	@$(RUN) release/wheels.py
+# What a release publishes, into dist/.
+dist: $(STAMP)
+	@$(RUN) release/distributions.py
 
 setup: $(STAMP)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-WHEELS = Path(__file__).resolve().parents[1] / "release" / "wheels.py"
+DISTRIBUTIONS = Path(__file__).resolve().parents[1] / "release" / "distributions.py"
 
 
 def environment_of_runtime(folder: Path) -> Path:
     """The environment's Python. NumPy is the one that runs the tests."""
     venv.create(folder / "environment", with_pip=False)
     site = next((folder / "environment" / "lib").glob("python*/site-packages"))
-    made = runpy.run_path(str(WHEELS))["stage_runtime"](folder / "stage")
+    made = runpy.run_path(str(DISTRIBUTIONS))["stage_runtime"](folder / "stage")
     shutil.copytree(made / "fusec", site / "fusec")
     installed = Path(np.__file__).parents[1]
     for name in ("numpy", "numpy.libs"):

@@ -23,7 +23,7 @@ WITHOUT_SOURCE = {
     "ir/ops/test_rules.py": "the type rules of every file of fusec/ir/ops",
     "test_import.py": "fusec/__init__.py",
     "test_layout.py": "the tests",
-    "test_packaging.py": "pyproject.toml and release/wheels.py",
+    "test_packaging.py": "pyproject.toml and release/distributions.py",
     "test_workflows.py": ".github/workflows",
 }
 """Tests of what is no one source, and what that is."""

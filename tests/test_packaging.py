@@ -73,15 +73,32 @@ def test_workflows_run_what_is_there() -> None:
     assert listed == modules - {"array_api"}  # which needs a checkout of the standard's tests
 
 
-@pytest.mark.slow
-def test_the_source_distribution_has_docs_and_tests(tmp_path: Path) -> None:
-    program = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The runtime's wheel, the compiler's, and the source distribution."""
+    folder = tmp_path_factory.mktemp("published")
+    command = [sys.executable, str(ROOT / "release" / "distributions.py"), str(folder)]
+    environment = {**os.environ, "FUSEC_REPOSITORY": "https://code.example/Owner/fusec"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as held:
+    return [Path(line) for line in done.stdout.split()]
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_docs_and_tests(published: list[Path]) -> None:
+    with tarfile.open(published[2]) as held:
         names = {name.partition("/")[2] for name in held.getnames()}
-    wanted = ("tests/conftest.py", "docs/design.md", "CHANGELOG.md", "Makefile", "constraints.txt", "release/wheels.py")
+        metadata = held.extractfile(f"fusec-{fusec.__version__}/PKG-INFO")
+        assert metadata is not None
+        assert "Project-URL: Source, https://code.example/Owner/fusec\n" in metadata.read().decode()
+    wanted = (
+        "tests/conftest.py",
+        "docs/design.md",
+        "CHANGELOG.md",
+        "Makefile",
+        "constraints.txt",
+        "release/distributions.py",
+    )
     assert names >= {
         *wanted,
         "passes/fuse.py",
@@ -89,16 +106,6 @@ def test_the_source_distribution_has_docs_and_tests(tmp_path: Path) -> None:
         "fusec/runtime/launch.c",
         "mkdocs.yml",
     }
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The runtime's wheel and the compiler's."""
-    folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, str(ROOT / "release" / "wheels.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [Path(line) for line in done.stdout.split()]
 
 
 def _files(wheel: Path) -> dict[str, int]:
@@ -112,7 +119,8 @@ def _sources() -> set[str]:
 
 
 @pytest.mark.slow
-def test_each_file_is_in_one_wheel(wheels: list[Path]) -> None:
+def test_each_file_is_in_one_wheel(published: list[Path]) -> None:
+    wheels = published[:2]
     runtime, compiler = map(_files, wheels)
     assert not runtime.keys() & compiler.keys()
     assert {*runtime, *compiler} == _sources()

@@ -1,8 +1,9 @@
-"""Builds the wheels of a release into ``dist/``: ``python release/wheels.py [FOLDER]``.
+"""Builds what a release publishes into ``dist/``: ``python release/distributions.py [FOLDER]``.
 
 ``fusec-runtime`` loads and runs compiled files, and needs NumPy alone. ``fusec`` is the compiler: it requires that
 runtime, of the same version, and the packages that compile; it brings the command. Both hold parts of the package
-``fusec``, and no file is in both, so that one can be installed or removed beside the other.
+``fusec``, and no file is in both, so that one can be installed or removed beside the other. The source distribution is
+the repository, with tests and docs; what is built of it is the whole package in one.
 See ``docs/decisions/0039-two-wheels.md``.
 """
 
@@ -14,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,12 +46,34 @@ _NOT_RELEASED = ("dev", "docs", "bench", "campaigns", "notebooks")
 
 
 def main(folder: Path) -> list[Path]:
-    """Builds both wheels, and gives their paths. FUSEC_REPOSITORY is the address that their metadata name."""
+    """Builds both wheels and the source distribution, and gives their paths. FUSEC_REPOSITORY is the address that their
+    metadata name."""
     stage = ROOT / "build" / "release"
     shutil.rmtree(stage, ignore_errors=True)
     made = [stage_runtime(stage / "runtime"), stage_compiler(stage / "fusec")]
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    return [_wheel(source, folder) for source in made]
+    return [*(_wheel(source, folder) for source in made), _sdist(stage_source(stage / "source"), folder)]
+
+
+def stage_source(folder: Path) -> Path:
+    """The repository's files, as MANIFEST.in lists them; its metadata name the address, too."""
+    with tarfile.open(_sdist(ROOT, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    made = folder / f"fusec-{version()}"
+    lines = ["", "[project.urls]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in _urls().items()), ""]
+    with (made / "pyproject.toml").open("a") as file:
+        file.write("\n".join(lines))
+    return made
+
+
+def _sdist(source: Path, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], cwd=source, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return folder / f"fusec-{version()}.tar.gz"
 
 
 def stage_runtime(folder: Path) -> Path:
@@ -142,12 +166,10 @@ def _write(folder: Path, project: Mapping[str, Any], tables: Mapping[str, Mappin
     given = _root()["project"]
     shared = {key: given[key] for key in _SHARED if key in given}
     head = {**project, "version": version(), "readme": "README.md", **shared}
-    home = os.environ.get("FUSEC_REPOSITORY", "")
-    urls = {"Source": home, "Changelog": f"{home}/blob/main/CHANGELOG.md", "Issues": f"{home}/issues"} if home else {}
     every = {
         "build-system": _root()["build-system"],
         "project": head,
-        "project.urls": urls,
+        "project.urls": _urls(),
         **tables,
         "tool.setuptools.packages.find": {"include": ["fusec*"]},
         "tool.setuptools.package-data": {"*": ["py.typed", "*.cuh", "*.css", "*.js", "*.c", "*.h"]},
@@ -159,6 +181,20 @@ def _write(folder: Path, project: Mapping[str, Any], tables: Mapping[str, Mappin
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def _urls() -> dict[str, str]:
+    """The project's addresses. A fork that releases under its own name names itself."""
+    home = os.environ.get("FUSEC_REPOSITORY", "")
+    if not home:
+        return {}
+    owner, name = home.split("/")[-2:]
+    return {
+        "Documentation": f"https://{owner.lower()}.github.io/{name}/",
+        "Source": home,
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+        "Issues": f"{home}/issues",
+    }
 
 
 def _wheel(source: Path, folder: Path) -> Path:
