@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import CastAttributes, DotAttributes, GroupedDotAttributes
+from fusec.ir.attributes import CastAttributes, DotAttributes, GroupedDotAttributes, GroupedOuterAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, f32
@@ -26,11 +26,11 @@ def lower_products(graph: Graph, dtype: DType) -> Graph:
 
 
 def _products_in(dtype: DType) -> Rule:
-    @rule("dot", "grouped_dot")
+    @rule("dot", "grouped_dot", "grouped_outer")
     def product_of_halves(r: Rewriter) -> Outcome:
         """dot(a: f32, b: f32) ⇒ dot(cast(a, half), cast(b, half)) {dtype=f32}"""
         attributes = r.op.attributes
-        assert isinstance(attributes, DotAttributes | GroupedDotAttributes)
+        assert isinstance(attributes, DotAttributes | GroupedDotAttributes | GroupedOuterAttributes)
         a, b, *ends = r.operands
         if a.type.dtype is not f32 or b.type.dtype is not f32 or r.op.result.type.dtype is not f32:
             return None

@@ -24,6 +24,7 @@ from fusec.ir.attributes import (
     GatherAttributes,
     GeluAttributes,
     GroupedDotAttributes,
+    GroupedOuterAttributes,
     IotaAttributes,
     NormAttributes,
     PadAttributes,
@@ -198,6 +199,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample((t(f32, 7, 4), t(f32, 3, 4, 5)), GroupedDotAttributes(1, (3, 0, 2))),
         Sample((t(bf16, B, 4), t(bf16, 3, 5, 4), t(i32, 3)), GroupedDotAttributes(2, dtype=f32), below=3),
         Sample((t(f32, 7, 4), t(f32, 5, 4), t(f32, 5, 4)), GroupedDotAttributes(2, (3, 2), apart=2)),
+    ),
+    "grouped_outer": many(
+        Sample((t(f32, 7, 4), t(f32, 7, 5), t(i32, 3)), GroupedOuterAttributes(), below=3),
+        Sample((t(bf16, B, 4), t(bf16, B, 5), t(i32, 3)), GroupedOuterAttributes(f32), below=3),
     ),
     "permute": many(Sample((t(f32, 2, B, 4),), PermuteAttributes((2, 0, 1))), Sample((t(f32),), PermuteAttributes(()))),
     "reshape": many(

@@ -132,6 +132,16 @@ class GroupedDotAttributes(Attributes):
 
 
 @dataclass(frozen=True)
+class GroupedOuterAttributes(Attributes):
+    """Of each group of rows the sum of the outer products of a row ``[p]`` with a row ``[q]``: ``[groups, p, q]``.
+
+    A third operand says where each group ends. A group without rows has 0. ``dtype`` as in :class:`DotAttributes`.
+    """
+
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True)
 class PermuteAttributes(Attributes):
     """``result axis k = operand axis permutation[k]``."""
 

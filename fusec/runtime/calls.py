@@ -87,7 +87,7 @@ def first_checked(
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:
     graph = parse(attributes.arguments)
     on_gpu = any(is_gpu(v.type.device) for v in (*graph.inputs, *graph.outputs))
-    own = all(op.definition.kind in ("scan", "view") or op.name == "grouped_dot" for op in graph.ops)
+    own = all(op.definition.kind in ("scan", "view") or op.name in ("grouped_dot", "grouped_outer") for op in graph.ops)
     if arrays.library == "torch" and (on_gpu or own):
         return _by_library(graph)
 

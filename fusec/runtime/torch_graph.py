@@ -21,6 +21,7 @@ from fusec.ir.attributes import (
     DotAttributes,
     GatherAttributes,
     GroupedDotAttributes,
+    GroupedOuterAttributes,
     IotaAttributes,
     PadAttributes,
     PermuteAttributes,
@@ -150,6 +151,8 @@ def _function(op: Op, device: str) -> Function:
             return _dot(op.attributes, shape)
         case GroupedDotAttributes():
             return _grouped_dot(op.attributes, shape)
+        case GroupedOuterAttributes():
+            return _grouped_outer(op.attributes, shape)
         case PermuteAttributes(permutation=permutation):
             return lambda x: x.permute(permutation)
         case ShapeAttributes():
@@ -279,6 +282,27 @@ def _grouped_dot(attributes: GroupedDotAttributes, shape: tuple[int, ...]) -> Fu
                     result[start:stop] = one(rows[start:stop], matrix)
             start = max(start, stop)
         result[start:].zero_()
+        return result
+
+    return run
+
+
+def _grouped_outer(attributes: GroupedOuterAttributes, shape: tuple[int, ...]) -> Function:
+    one = _dot(DotAttributes((0,), (0,), dtype=attributes.dtype), shape[1:])
+
+    def run(lhs: Tensor, rhs: Tensor, ends: Tensor) -> Tensor:
+        made = torch_dtype(attributes.dtype) if attributes.dtype else lhs.dtype
+        result = lhs.new_empty(shape, dtype=made)
+        in_place = made == lhs.dtype and made.is_floating_point
+        start = 0
+        for number, stop in enumerate(ends.tolist()):
+            if start >= stop:
+                result[number].zero_()
+            elif in_place:
+                torch.mm(lhs[start:stop].t(), rhs[start:stop], out=result[number])
+            else:
+                result[number] = one(lhs[start:stop], rhs[start:stop])
+            start = max(start, stop)
         return result
 
     return run

@@ -99,7 +99,7 @@ def one_by_one(graph: Graph) -> Graph:
     """The graph, or a group's body, with a kernel for each op."""
     partition = Partition(graph)
     for op in graph.ops:
-        kind = "grouped" if op.name == "grouped_dot" else _KINDS.get(op.definition.kind)
+        kind = "grouped" if op.name in ("grouped_dot", "grouped_outer") else _KINDS.get(op.definition.kind)
         if kind is not None and op not in partition.free:
             partition.add(Group(kind, op.result.type.shape), [op])
     return build_fused_graph(partition)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import CopyAtAttributes, DotAttributes, GroupedDotAttributes
+from fusec.ir.attributes import CopyAtAttributes, DotAttributes, GroupedDotAttributes, GroupedOuterAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import Index, Symbol, product, symbol
 from fusec.ir.indexing import last, most, slope, substitute
@@ -297,6 +297,9 @@ def op_flops(op: Op) -> int:
         return 2 * op.result.type.most * most(product(shape[a] for a in op.attributes.lhs_contract))
     if isinstance(op.attributes, GroupedDotAttributes):
         return 2 * op.result.type.most * most(op.operands[0].type.shape[1])
+    if isinstance(op.attributes, GroupedOuterAttributes):
+        lhs, rhs = op.operands[0].type, op.operands[1].type
+        return 2 * lhs.most * most(rhs.shape[1])
     kind = op.definition.kind
     if kind == "elementwise":
         return op.definition.flops * op.result.type.most

@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes, GroupedDotAttributes
+from fusec.ir.attributes import (
+    Attributes,
+    DotAttributes,
+    EinsumAttributes,
+    GroupedDotAttributes,
+    GroupedOuterAttributes,
+)
 from fusec.ir.definition import (
     Array,
     Arrays,
@@ -124,6 +130,29 @@ def _grouped_dot(arrays: Arrays, attributes: GroupedDotAttributes) -> Array:
     return result
 
 
+def _outer_rule(types: Types, attributes: GroupedOuterAttributes) -> Types:
+    lhs, rhs, ends = types
+    require_same_dtype((lhs, rhs))
+    require_kind((lhs, rhs), NUMBER)
+    if lhs.rank != 2 or rhs.rank != 2 or lhs.shape[0] != rhs.shape[0]:
+        raise TypeRuleError(f"{show(types)}: rows [m, p] and as many rows [m, q] are needed")
+    if ends.rank != 1 or not ends.dtype.is_integer:
+        raise TypeRuleError(f"{show(types)}: groups have integers that say where they end")
+    return (TensorType(attributes.dtype or lhs.dtype, (ends.shape[0], lhs.shape[1], rhs.shape[1]), lhs.device),)
+
+
+def _grouped_outer(arrays: Arrays, attributes: GroupedOuterAttributes) -> Array:
+    lhs, rhs, ends = arrays
+    kind = lhs.dtype if attributes.dtype is None else attributes.dtype.numpy
+    result = np.zeros((len(ends), lhs.shape[1], rhs.shape[1]), kind)
+    start = 0
+    for group, stop in enumerate(ends):
+        one = DotAttributes((0,), (0,), dtype=attributes.dtype)
+        result[group] = _dot((lhs[start:stop], rhs[start:stop]), one)
+        start = max(start, int(stop))
+    return result
+
+
 def _matmul_rule(types: Types, _: Attributes) -> Types:
     lhs, rhs = types
     require_same_dtype(types)
@@ -197,6 +226,9 @@ def _einsum(arrays: Arrays, attributes: EinsumAttributes) -> Array:
 DOT_OPS: tuple[OpDef, ...] = (
     define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot, monoid=MONOIDS["sum"]),
     define("grouped_dot", "dot", GroupedDotAttributes, (2, None), _grouped_rule, _grouped_dot),
+    define(
+        *("grouped_outer", "dot", GroupedOuterAttributes, (3, 3), _outer_rule, _grouped_outer), monoid=MONOIDS["sum"]
+    ),
 )
 
 CONTRACTION_COMPOSITES: tuple[OpDef, ...] = (

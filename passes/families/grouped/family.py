@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped products: rows in groups, each multiplied with its own matrix."""
+"""Grouped products: rows in groups, each multiplied with its own matrix, and sums of outer products of groups."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from fusec.errors import LoweringError
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
 from fusec.passes.families.grouped.gpu import grouped_problem, lower_grouped
-from fusec.passes.families.grouped.library import grouped_calls
+from fusec.passes.families.grouped.library import grouped_calls, outer_calls
 from fusec.passes.families.grouped.match import match_grouped
+from fusec.passes.families.grouped.outer import lower_outer, outer_problem
 from fusec.passes.families.grouped.schedule.gpu import GpuGroupedSchedule, grouped_candidates
+from fusec.passes.families.grouped.schedule.outer import GpuOuterSchedule, outer_candidates
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -26,17 +28,24 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 
 def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
+    if context.anchors("grouped_outer"):
+        sums = outer_candidates(outer_problem(context, machine.extent), machine.target) if machine.triton else []
+        return machine.some([*sums], "sum of outer products")
     found = grouped_candidates(grouped_problem(context, machine.extent), machine.target) if machine.triton else []
     return machine.some([*found], "grouped product")
 
 
 def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
+    if isinstance(schedule, GpuOuterSchedule):
+        return lower_outer(context, schedule)
     if not isinstance(schedule, GpuGroupedSchedule):
         raise foreign("grouped", schedule)
     return lower_grouped(context, schedule)
 
 
 def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
+    if context.anchors("grouped_outer"):
+        return outer_calls(context, target, outer_problem(context))
     return grouped_calls(context, target, grouped_problem(context))
 
 

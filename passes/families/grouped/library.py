@@ -10,6 +10,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.passes.families.gemm.library import Found, pieces_of
 from fusec.passes.families.grouped.schedule.gpu import GroupedProblem
+from fusec.passes.families.grouped.schedule.outer import OuterProblem
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.runtime.calls import INTERPRET
@@ -26,13 +27,20 @@ ends."""
 
 def grouped_calls(context: LoweringContext, target: GpuTarget, p: GroupedProblem) -> list[Alternative]:
     """The products as calls, and one map for the rest: where no kernel of ours can be written."""
-    ops = context.anchors("grouped_dot")
-    read = [v for op in ops for v in op.operands]
+    return _calls(context, "grouped_dot", 2.0 * p.rows * p.k * p.n * p.dots, p.groups * p.dots, target)
+
+
+def outer_calls(context: LoweringContext, target: GpuTarget, p: OuterProblem) -> list[Alternative]:
+    """The same for sums of outer products."""
+    return _calls(context, "grouped_outer", 2.0 * p.rows * p.p * p.q, p.groups, target)
+
+
+def _calls(context: LoweringContext, name: str, flops: float, count: int, target: GpuTarget) -> list[Alternative]:
+    read = [v for op in context.anchors(name) for v in op.operands]
     if any(v not in context.body.inputs for v in read):
         return []
-    flops = 2.0 * p.rows * p.k * p.n * p.dots
-    seconds = flops / (_SHARE * target.rates.tensor) + (1 + p.groups * p.dots) * _CALLS
-    return [Alternative("library matmuls", lambda c: pieces_of(c, [*map(_call, c.anchors("grouped_dot"))]), seconds)]
+    seconds = flops / (_SHARE * target.rates.tensor) + (1 + count) * _CALLS
+    return [Alternative("library matmuls", lambda c: pieces_of(c, [*map(_call, c.anchors(name))]), seconds)]
 
 
 def _call(op: Op) -> Found:

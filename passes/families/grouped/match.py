@@ -14,7 +14,7 @@ from fusec.passes.groups.partition import Group, Partition
 def match_grouped(partition: Partition, log: Log, blocked: bool) -> None:
     """Grouped products of the same rows (gate and up) with what follows them at the same points."""
     for op in partition.graph.ops:
-        if op.name != "grouped_dot" or op in partition.owner:
+        if op.name not in ("grouped_dot", "grouped_outer") or op in partition.owner:
             continue
         group = Group("grouped", op.result.type.shape)
         seed(partition, group, op)
@@ -36,6 +36,8 @@ MOST_APART = 384
 def _siblings(partition: Partition, op: Op) -> list[Op]:
     """The next unowned product of the same rows in the same groups, with matrices of the same type: sums of two fit a
     block."""
+    if op.name == "grouped_outer":
+        return []
     rows, matrices, ends = operands_of(op)
     if 2 * op.expect(GroupedDotAttributes).apart > MOST_APART:
         return []

@@ -87,7 +87,23 @@ def apart(kind: str, m: int, groups: int, k: int, n: int, each: int) -> str:
 }}"""
 
 
+def outer(kind: str, m: int, groups: int, p: int, q: int, each: int) -> str:
+    """The gradient of each group's matrix, of groups of some ``each`` rows, an empty one among them."""
+    return f"""graph @outer(%x: {kind}[{m}, {p}], %y: {kind}[{m}, {q}], %o: i32[{groups}]) {{
+  %i = iota() {{axis=0}} : i32[{groups}]
+  %j = mul(%i, i32({each})) : i32[{groups}]
+  %ends = add(%j, %o) : i32[{groups}]
+  %g = grouped_outer(%x, %y, %ends) : {kind}[{groups}, {p}, {q}]
+  %z = mul(%g, {kind}(0.1)) : {kind}[{groups}, {p}, {q}]
+  return %z
+}}"""
+
+
 GROUPED = {
+    "outer": outer("bf16", 150, 6, 64, 80, 20),
+    "outer_odd": outer("f16", 77, 3, 33, 17, 30),
+    "outer_f32": outer("f32", 100, 5, 37, 30, 19),
+    "outer_long": outer("bf16", 700, 2, 32, 64, 400),
     "grouped_apart": apart("bf16", 90, 3, 40, 48, 25),
     "grouped_apart_f32": apart("f32", 30, 2, 17, 19, 12),
     "experts": experts("bf16", 37, 2, 3, 32, 24),
