@@ -29,6 +29,7 @@ from fusec.frontend.torch_fake import fake_like, fake_mode
 from fusec.frontend.torch_fx import NodeByNode
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.torch_autograd import through_aot
+from fusec.torch_experts import with_sorted_rows
 from fusec.torch_graphs import Chosen, CompiledGraph, Kind
 
 log = config.logger("compile")
@@ -45,6 +46,7 @@ class GradientFunction:
         """UnsupportedOpError where the recording is unfit, CaptureError where PyTorch makes no backward of it."""
         if recorded.unfit:
             raise UnsupportedOpError(recorded.unfit)
+        recorded = with_sorted_rows(recorded)
         own = name.rpartition(".")[2]
         self.name = "".join(c if c.isalnum() else "_" for c in own).strip("_") or "function"
         self.graphs: list[CompiledGraph] = []

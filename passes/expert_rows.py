@@ -12,7 +12,7 @@ added to it where they lie among the sorted ones: what follows the last product 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import UnsupportedOpError
 from fusec.ir.attributes import (
@@ -25,14 +25,14 @@ from fusec.ir.attributes import (
     GroupedDotAttributes,
     IotaAttributes,
     ReduceAttributes,
-    ShapeAttributes,
     SliceAttributes,
 )
 from fusec.ir.graph import Graph
-from fusec.ir.index import mul, product
+from fusec.ir.index import mul
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, i64
 from fusec.passes.dce import dce
+from fusec.passes.expert_choices import Choice, Differs, choice_of
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 from fusec.passes.row_order import rows_by_group
 from fusec.passes.row_sums import sum_of_known_rows
@@ -119,19 +119,6 @@ def _added(r: Rewriter, base: Value, places: Value, value: Value) -> Value:
     return r.emit("extern", base, places, value, attributes=call)
 
 
-class _Differs(Exception):  # noqa: N818 - not an error: the loop stays
-    """Experts are not computed alike."""
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """``views(eq(index, number))``, over the axes ``any`` of which there is one: which rows an expert has."""
-
-    index: Value
-    number: int
-    views: tuple[tuple[str, Attributes], ...]
-
-
 class _Experts:
     """The experts of one loop, first to last, as one value of all rows."""
 
@@ -152,7 +139,7 @@ class _Experts:
                 if found is not None:
                     return found
             value = self._own(self._lift(parts), self.number)
-        except _Differs:
+        except Differs:
             return None
         return _added(self.r, base, self._picked(index), value)
 
@@ -168,11 +155,11 @@ class _Experts:
 
     def _sort(self, masks: Sequence[Value]) -> None:
         """Finds each row's expert, and sorts rows by it; those without one come last."""
-        choices = [self._choice(mask) for mask in masks]
+        choices = [choice_of(self.r, mask) for mask in masks]
         first = choices[0]
         for n, choice in enumerate(choices):
             if choice.index is not first.index or choice.number != first.number + n or choice.views != first.views:
-                raise _Differs
+                raise Differs
         self.count, self.first = len(masks), first.number
         rows, self.repeats = self._experts_of_rows(first, masks[0])
         number = self._plus(self.r.cast(rows, i64), -self.first)
@@ -185,22 +172,22 @@ class _Experts:
         self.experts = number
         self.number = self.r.emit("gather", number, self.order, attributes=GatherAttributes(0), hint="expert")
 
-    def _experts_of_rows(self, choice: _Choice, mask: Value) -> tuple[Value, int]:
+    def _experts_of_rows(self, choice: Choice, mask: Value) -> tuple[Value, int]:
         """A vector of each row's expert, and how often a row of the loop is a row: an index may name several."""
         if choice.views[:1] and choice.views[-1][0] == "reduce_any":
             *views, (_, reduced) = choice.views
             found = self._seen(choice.index, views)
             assert isinstance(reduced, ReduceAttributes)
             if found.type.rank != 2 or reduced.axes != (1,):
-                raise _Differs
+                raise Differs
             rows, repeats = found.type.shape
             if not isinstance(repeats, int):
-                raise _Differs
+                raise Differs
             found = self._once(found, repeats)
             return self.r.reshape(found, (mul(rows, repeats),)), repeats
         found = self._seen(choice.index, choice.views)
         if found.type.shape != mask.type.shape:
-            raise _Differs
+            raise Differs
         return found, 1
 
     def _once(self, experts: Value, count: int) -> Value:
@@ -219,88 +206,6 @@ class _Experts:
         for name, attributes in views:
             index = self.r.emit(name, index, attributes=attributes)
         return index
-
-    def _choice(self, mask: Value) -> _Choice:
-        """Takes a mask apart. A slice of a comparison with an iota is a comparison with a number."""
-        views: list[tuple[str, Attributes]] = []
-        value = mask
-        while True:
-            op = self.r.producer(value)
-            if op is None:
-                raise _Differs
-            if op.name == "eq":
-                break
-            if op.name in ("copy", "cast") or (op.name == "ne" and self._number(op.operands[1]) == 0):
-                value = op.operands[0]
-                continue
-            if op.definition.kind != "view" and op.name != "reduce_any":
-                raise _Differs
-            if op.name == "reduce_any" and views:
-                raise _Differs
-            views.append((op.name, op.attributes))
-            value = op.operands[0]
-        index, other = op.operands
-        number = self._number(other)
-        if number is not None:
-            if index.type.shape != op.result.type.shape:
-                raise _Differs
-            return _Choice(index, number, tuple(reversed(views)))
-        return self._of_classes(op, tuple(reversed(views)))
-
-    def _of_classes(self, op: Op, views: tuple[tuple[str, Attributes], ...]) -> _Choice:
-        """A slice of ``eq(index, iota)`` at one class: follows the axis of classes through views."""
-        index, classes = op.operands
-        made = self.r.producer(classes, "iota")
-        shape = op.result.type.shape
-        if made is None or not isinstance(made.attributes, IotaAttributes) or not shape:
-            raise _Differs
-        axis = made.attributes.axis + len(shape) - classes.type.rank
-        if index.type.rank != len(shape) or index.type.shape[axis] != 1:
-            raise _Differs
-        number: int | None = None
-        kept: list[tuple[str, Attributes]] = [("broadcast", ShapeAttributes((*shape[:axis], 1, *shape[axis + 1 :])))]
-        if index.type.shape == (*shape[:axis], 1, *shape[axis + 1 :]):
-            kept = []
-        for name, attributes in views:
-            if number is not None:
-                kept.append((name, attributes))
-                continue
-            shape, axis, number = self._follow(name, attributes, shape, axis, kept)
-        if number is None:
-            raise _Differs
-        return _Choice(index, number, tuple(kept))
-
-    def _follow(
-        self, name: str, attributes: Attributes, shape: tuple[Dim, ...], axis: int, kept: list[tuple[str, Attributes]]
-    ) -> tuple[tuple[Dim, ...], int, int | None]:
-        """One view of an array with an axis of classes, written for one class: what is known behind it."""
-        classes = shape[axis]
-        if name == "permute":
-            order = attributes.permutation  # type: ignore[attr-defined]
-            kept.append((name, attributes))
-            return tuple(shape[a] for a in order), order.index(axis), None
-        if name == "reshape":
-            assert isinstance(attributes, ShapeAttributes)
-            new = attributes.shape
-            places = [a for a in range(len(new)) if new[a] == classes and product(new[:a]) == product(shape[:axis])]
-            if not places:
-                raise _Differs
-            at = places[0]
-            kept.append((name, ShapeAttributes((*new[:at], 1, *new[at + 1 :]))))
-            return new, at, None
-        if isinstance(attributes, SliceAttributes):
-            start, stop = attributes.starts[axis], attributes.stops[axis]
-            if not isinstance(start, int) or stop != start + 1:
-                raise _Differs
-            low, high = attributes.starts, attributes.stops
-            cut = SliceAttributes(
-                (*low[:axis], 0, *low[axis + 1 :]), (*high[:axis], 1, *high[axis + 1 :]), attributes.steps
-            )
-            here = (*shape[:axis], 1, *shape[axis + 1 :])
-            if cut != SliceAttributes((0,) * len(here), here, (1,) * len(here)):
-                kept.append((name, cut))
-            return here, axis, start
-        raise _Differs
 
     # Values of all rows
 
@@ -338,7 +243,7 @@ class _Experts:
         if op.name == "broadcast" and op.operands[0].type.shape[:1] == op.result.type.shape[:1]:
             rows = self._lift(_operand(makers, 0), given=given)
             return self.r.broadcast(rows, (self.rows, *op.result.type.shape[1:]))
-        raise _Differs
+        raise Differs
 
     def _is_of_products(self, value: Value) -> bool:
         """Whether a value of a loop of one step is made of products; rows that are found by a position are not."""
@@ -347,9 +252,9 @@ class _Experts:
     def _alike(self, parts: Parts) -> list[Op]:
         makers = [op for v in parts if (op := self.r.producer(v)) is not None]
         if len(makers) < len(parts) or any(op.name != makers[0].name for op in makers):
-            raise _Differs
+            raise Differs
         if any(op.attributes != makers[0].attributes or op.result.type != makers[0].result.type for op in makers):
-            raise _Differs
+            raise Differs
         return makers
 
     def _map(self, makers: Sequence[Op], given: bool) -> Value:
@@ -372,13 +277,13 @@ class _Experts:
         if parts[0].type.rank == 0 and None not in numbers:
             known = [n for n in numbers if n is not None]
             if known != list(range(known[0], known[0] + len(known))) or parts[0].type.dtype.kind not in ("int", "uint"):
-                raise _Differs
+                raise Differs
             made = self.r.cast(self._plus(experts, known[0]), parts[0].type.dtype)
             return self.r.reshape(made, (self.rows, *(1 for _ in range(rank - 1))))
         array = self._array(parts)
         if array is None:
             if any(v.type != parts[0].type for v in parts):
-                raise _Differs
+                raise Differs
             rows = [self.r.reshape(v, (1, *v.type.shape)) for v in parts]
             array = self.r.emit("concat", *rows, attributes=ConcatAttributes(0)) if len(rows) > 1 else rows[0]
         within = self.r.emit("minimum", experts, self._scalar(self.count - 1))  # the last one for rows that have none
@@ -387,7 +292,7 @@ class _Experts:
         if len(shape) >= rank and shape[0] == 1:
             shape = shape[1:]
         if len(shape) >= rank:
-            raise _Differs
+            raise Differs
         return self.r.reshape(found, (self.rows, *(1 for _ in range(rank - 1 - len(shape))), *shape))
 
     def _product(self, makers: Sequence[Op], given: bool) -> Value:
@@ -396,7 +301,7 @@ class _Experts:
         rows, matrix = makers[0].operands
         plain = rows.type.rank == 2 and matrix.type.rank == 2 and attributes.lhs_contract == (1,)
         if not plain or attributes.lhs_batch:
-            raise _Differs
+            raise Differs
         right = _operand(makers, 1)
         if all(v is matrix for v in right) and len(right) > 1:
             return self.r.emit("dot", self._lift(_operand(makers, 0), given=given), matrix, attributes=attributes)
@@ -410,7 +315,7 @@ class _Experts:
         if array is not None:
             return self.r.emit("grouped_dot", left, array, self.ends, attributes=made, hint="products")
         if any(v.type != matrix.type for v in right):
-            raise _Differs
+            raise Differs
         made = replace(made, apart=self.count)
         return self.r.emit("grouped_dot", left, *right, self.ends, attributes=made, hint="products")
 

@@ -136,13 +136,26 @@ SAMPLING: ContextVar[bool] = ContextVar("SAMPLING", default=False)
 
 
 @dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """Rows that data chooses in a recorded graph.
+
+    conditions: of each set of rows the name of the node that gives its condition, and the condition's shape. masks: a
+    graph that gives these conditions, flat. In the graph's nodes ``meta["rows"]`` says which set's rows a tensor has,
+    along which axis, and of which of the condition's axes they are positions; ``meta["memory"]`` tells memories apart.
+    """
+
+    conditions: tuple[tuple[str, tuple[int, ...]], ...]
+    masks: Graph
+
+
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """A captured function as a graph of the library's own calls, of which autograd makes a backward.
 
     module: gives the tensors of the result, in order; rebuild: the user's result from these. sources: one for each
     input, changed: the numbers of those that it writes to. random: whether it draws random numbers. asked: after which
     node the function asked whether another requires a gradient, and what it was told. unfit: why the graph does not do
-    what the function does; empty where it does.
+    what the function does; empty where it does. chosen: rows that data chooses; None where there are none.
     """
 
     module: Any
@@ -152,6 +165,7 @@ class Recorded:
     random: bool = False
     asked: tuple[tuple[str, str, bool], ...] = ()
     unfit: str = ""
+    chosen: ChosenRows | None = None
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,12 @@ from fusec.frontend.structures import TENSOR, CallSpec, Given, Node, Opens, Stat
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere, watched_everywhere
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
+from fusec.frontend.torch_noted_rows import NotedRows
 from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_results import Result, is_tensor
 from fusec.frontend.torch_row_counts import CountsRefused
-from fusec.frontend.torch_row_sets import ChosenRowsError, RowsError
+from fusec.frontend.torch_row_sets import ChosenRowsError
 from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -148,8 +149,8 @@ def _capture(
     trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None, rows=rows)
     leaves, spec = flatten(args, kwargs, opens)
     recording = _recording(references, leaves) if record else None
-    if rows and recording is not None:
-        raise RowsError("rows are chosen by data, and a gradient is needed", _location(f))
+    if trace.row_sets is not None and recording is not None:
+        recording.rows = NotedRows(trace, trace.row_sets)
     off = GradientsOff() if record and not torch.is_grad_enabled() else None
     trace.recording = recording or off
     fakes = spec.restore(_fakes(trace, leaves, names, spec))

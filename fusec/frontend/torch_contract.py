@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
-from fusec.ir.attributes import MOST_GROUPS, DotAttributes, EinsumAttributes, GroupedDotAttributes, Scalar
+from fusec.ir.attributes import (
+    MOST_GROUPS,
+    DotAttributes,
+    EinsumAttributes,
+    GatherAttributes,
+    GroupedDotAttributes,
+    GroupedOuterAttributes,
+    PermuteAttributes,
+    Scalar,
+)
 from fusec.ir.nodes import Value
 from fusec.ir.types import f32, i8, i32, u8
 
@@ -103,17 +112,39 @@ def _grouped_mm(
     bias: Value | None = None,
     out_dtype: object = None,
 ) -> Value:
-    """Rows in groups that end where ``offs`` says, on a GPU; a CPU's kernels take no positions that are data."""
+    """Rows in groups that end where ``offs`` says, or sums over these, on a GPU; a CPU's kernels take no positions that
+    are data."""
     if x.type.rank == 3 and mat2.type.rank == 3 and offs is None and bias is None:
         return e.emit("matmul", x, mat2)
     columns = mat2.type.shape[-1]
     padded = not isinstance(columns, int) or columns * x.type.dtype.itemsize % 16  # to a stride of 16 bytes
     whole = x.type.is_static and mat2.type.is_static and 0 not in x.type.static_shape and not padded
+    if (x.type.rank, mat2.type.rank) == (2, 2) and offs is not None and bias is None and whole:
+        if e.is_on_cpu(x.type) or x.type.dtype.bits > 16:
+            raise Declined("but of half types on a GPU", final=True)
+        rows = e.emit("permute", x, attributes=PermuteAttributes((1, 0)))
+        return e.emit("grouped_outer", rows, mat2, offs, attributes=GroupedOuterAttributes())
     if (x.type.rank, mat2.type.rank) != (2, 3) or offs is None or bias is not None or not whole:
         raise Declined("but of rows and matrices of groups", final=True)
     if e.is_on_cpu(x.type) or x.type.dtype.bits > 16 or mat2.type.static_shape[0] > MOST_GROUPS:
         raise Declined("but of half types on a GPU", final=True)
     return e.emit("grouped_dot", x, mat2, offs, attributes=GroupedDotAttributes(1))
+
+
+def _grouped_dot(e: Emitter, rows: Value, matrices: Sequence[Value], ends: Value, transposed: bool) -> Value:
+    """fusec's own: see :mod:`fusec.frontend.torch_grouped`."""
+    apart = 0 if matrices[0].type.rank == 3 else len(matrices)
+    attributes = GroupedDotAttributes(2 if transposed else 1, apart=apart)
+    return e.emit("grouped_dot", rows, *matrices, ends, attributes=attributes)
+
+
+def _grouped_outer(e: Emitter, lhs: Value, rhs: Value, ends: Value) -> Value:
+    return e.emit("grouped_outer", lhs, rhs, ends, attributes=GroupedOuterAttributes())
+
+
+def _take_rows(e: Emitter, x: Value, order: Value) -> Value:
+    """Rows whose numbers are known to be in range."""
+    return e.emit("gather", x, order, attributes=GatherAttributes(0))
 
 
 def _einsum(e: Emitter, equation: str, tensors: Sequence[Value], *, path: Sequence[int] | None = None) -> Value:
@@ -174,6 +205,9 @@ CONTRACTIONS: dict[str, Lowering] = {
     "_int_mm": _int_mm,
     "_scaled_mm": _scaled_mm,
     "_grouped_mm": _grouped_mm,
+    "grouped_dot": _grouped_dot,
+    "grouped_outer": _grouped_outer,
+    "take_rows": _take_rows,
     "mv": _matmul,
     "dot": _matmul,
     "addmm": _addmm,

@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 from fusec.frontend.capture import Rebuild, Recorded, ReferenceSource, Source
 from fusec.frontend.torch_fake import map_tensors, tensors_in, value_name
 from fusec.frontend.torch_networks import stays_whole
+from fusec.frontend.torch_noted_rows import NotedRows
 from fusec.frontend.torch_stand_in import GRADED
 from fusec.frontend.torch_tensors import Fake, holding
 
@@ -46,6 +47,8 @@ class Recording:
         self._needs: dict[fx.Node, bool] = {}
         self._asked: list[tuple[str, str, bool]] = []
         self._saving = _saving_hooks()
+        self.rows: NotedRows | None = None
+        """What is noted of rows that data chooses."""
 
     def refuse(self, reason: str) -> None:
         """Notes why the calls are not all that the function is to autograd; the first reason is kept."""
@@ -130,12 +133,14 @@ class Recording:
         elif isinstance(result, tuple | list):
             for number, part in enumerate(result):
                 if tensors_in(part):
-                    self._note(self._graph.call_function(_item, (node, number)), part, needs)
+                    self._note(self._graph.call_function(part_of, (node, number)), part, needs)
 
     def _hold(self, tensor: torch.Tensor, node: fx.Node, needs: bool) -> None:
         known = self._nodes.get(id(tensor))
         self._needs[node] = needs or (known is not None and self._needs[known[1]])
         self._nodes[id(tensor)] = tensor, node
+        if self.rows is not None:
+            self.rows.note(tensor, node, self._nodes)
 
     # What the function asks
 
@@ -184,13 +189,14 @@ class Recording:
         plain = {k for k, key in enumerate(distinct) if not graded[key] and key not in self._numbers}
         self._nodes.clear()
         module = fx.GraphModule(torch.nn.Module(), self._graph)
+        chosen = self.rows.finish() if self.rows is not None else None
         sources, asked, is_random = tuple(self._sources), tuple(self._asked), bool(self._random)
 
         def recorded(rebuild: Rebuild) -> Recorded:
             def rebuilt(outputs: Sequence[Any]) -> Any:
                 return rebuild([_plain(outputs[slot]) if slot in plain else outputs[slot] for slot in slots])
 
-            return Recorded(module, sources, rebuilt, numbers, is_random, asked, self.unfit)
+            return Recorded(module, sources, rebuilt, numbers, is_random, asked, self.unfit, chosen)
 
         return recorded
 
@@ -254,7 +260,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _item(parts: Sequence[Any], number: int) -> Any:
+def part_of(parts: Sequence[Any], number: int) -> Any:
+    """One of several results of a call."""
     return parts[number]
 
 

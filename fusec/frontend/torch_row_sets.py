@@ -47,11 +47,12 @@ class RowsError(DataDependentError):
 
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Candidates of a condition. mask: which of them the function has; shape: the condition's."""
+    """Candidates of a condition. mask: which of them the function has; shape: the condition's; given: the condition."""
 
     condition: Value
     mask: torch.Tensor
     shape: tuple[int, ...]
+    given: torch.Tensor
 
     @property
     def count(self) -> int:
@@ -259,7 +260,7 @@ class RowSets:
             with self._trace:  # type: ignore[attr-defined]
                 truth = condition if condition.dtype is torch.bool else condition != 0
                 mask = truth.reshape(-1).clone()  # which stays where the condition is written to
-            found = self._sets[value] = RowSet(value, mask, tuple(condition.shape))
+            found = self._sets[value] = RowSet(value, mask, tuple(condition.shape), condition)
         return found
 
     def _known_set(self, condition: torch.Tensor) -> RowSet | None:
