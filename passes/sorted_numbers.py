@@ -118,7 +118,12 @@ def _counted(r: Rewriter) -> tuple[Value] | None:
 
 
 def _below(r: Rewriter, value: Value) -> int:
-    """What the numbers of a value are below, the elements of rows that ``topk`` chose from; 0 where it is not known."""
+    """What the numbers of a value are below: one that they are clamped to, or the elements of rows that ``topk`` chose
+    from; 0 where it is not known."""
+    clamped = r.producer(value, "minimum")
+    if clamped is not None and (at_least := r.producer(clamped.operands[0], "maximum")) is not None:
+        low, high = r.scalar(at_least.operands[1]), r.scalar(clamped.operands[1])
+        return high + 1 if isinstance(low, int) and isinstance(high, int) and 0 <= low <= high else 0
     while (made := r.producer(value, "reshape", "permute", "copy")) is not None:
         value = made.operands[0]
     made = r.producer(value)

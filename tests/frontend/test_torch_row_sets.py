@@ -460,12 +460,3 @@ def test_experts_that_share_rows_run_as_written() -> None:
 
     x, index, _, w, _ = arguments()
     torch.testing.assert_close(fusec.jit(f)(x, index, w), f(x, index, w))
-
-
-@pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
-def test_gradients_run_as_written() -> None:
-    x, index, p, w, v = arguments()
-    ours, theirs = w.clone().requires_grad_(), w.clone().requires_grad_()
-    fusec.jit(by_where)(x, index, p, ours, v).square().sum().backward()
-    by_where(x, index, p, theirs, v).square().sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
