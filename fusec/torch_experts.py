@@ -259,7 +259,7 @@ class _Loop:
         first = parts[0]
         if all(p is first for p in parts):
             if isinstance(first, fx.Node):
-                self.shared[first] = None
+                self._share(first)
             return True
         if isinstance(first, tuple | list):
             alike = all(type(p) is type(first) and len(p) == len(first) for p in parts)
@@ -277,6 +277,11 @@ class _Loop:
         args, named = tuple(p.args for p in parts), [tuple(p.kwargs[k] for p in parts) for k in first.kwargs]
         self.shared.update(dict.fromkeys(p for p in parts if "memory" in p.meta))
         return self._same(args) and all(map(self._same, named))
+
+    def _share(self, node: Node) -> None:
+        """Notes that all experts read a node; of several results, that they read what these are made of."""
+        for each in (node,) if "memory" in node.meta else node.all_input_nodes:
+            self.shared[each] = None
 
     def _made(self, parts: tuple[Node, ...]) -> Node:
         """A call on all rows."""
@@ -413,11 +418,11 @@ class _Loop:
         first, name = parts[0], _name(parts[0])
         if any(p.target is not first.target for p in parts) or _rows(first) is not None or not first.args:
             return None
-        sources = tuple(p.args[0] for p in parts)
+        sources = tuple(p.args[0].args[0] if _is_unbound(p) else p.args[0] for p in parts)
         numbers = [number for number in self._numbers(parts) if number is not None]
         if len(numbers) == self.count:
             source = sources[0]
-            if not isinstance(source, fx.Node) or any(s is not source for s in sources) or "shape" not in source.meta:
+            if any(s is not source for s in sources) or "shape" not in source.meta:
                 return None
             if numbers != [*range(numbers[0], numbers[0] + self.count)]:
                 return None
@@ -462,10 +467,15 @@ class _Loop:
                 yield int(part.args[2])
             elif _name(part) == "index" and len(part.args[1]) == 1:
                 yield _known(part.args[1][0])
-            elif part.target is part_of and _name(part.args[0]) == "unbind" and [*part.args[0].args, 0][1] == 0:
+            elif _is_unbound(part):
                 yield int(part.args[1])
             else:
                 yield None
+
+
+def _is_unbound(node: Node) -> bool:
+    """Whether a node is an element of an array's first axis, of all of them."""
+    return node.target is part_of and _name(node.args[0]) == "unbind" and [*node.args[0].args, 0][1] == 0
 
 
 def _columns(parts: tuple[Node, ...]) -> list[Parts]:
