@@ -265,7 +265,7 @@ _FEW = 8
 
 def _summed(x: Tensor, axis: int) -> Tensor:
     """The sum along an axis, which stays."""
-    first, *others = x.split(1, axis) if x.shape[axis] <= _FEW else (x.sum(axis, keepdim=True),)
+    first, *others = x.chunk(x.shape[axis], axis) if x.shape[axis] <= _FEW else (x.sum(axis, keepdim=True),)
     for other in others:
         first = first + other
     return first
