@@ -40,6 +40,8 @@ class JitFunction:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self.dispatcher
         if dynamo.is_tracing():
+            if dynamo.is_whole():
+                return dynamo.outside(dispatcher, args, kwargs)
             return dispatcher.function(*args, **kwargs)
         if captures.running:
             return dispatcher(args, kwargs)
@@ -127,6 +129,8 @@ class JitModule:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self._fusec.dispatcher
         if dynamo.is_tracing():
+            if dynamo.is_whole():
+                return dynamo.outside(dispatcher, args, kwargs)
             return dispatcher.function(*args, **kwargs)
         if captures.running:
             return dispatcher(args, kwargs)

@@ -28,7 +28,7 @@ from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parame
 from fusec.frontend.counters import IntegerAttribute
 from fusec.frontend.outcomes import following
 from fusec.frontend.side_effects import StateChangedError
-from fusec.frontend.structures import TENSOR, CallSpec, flatten, nodes_in
+from fusec.frontend.structures import TENSOR, CallSpec, Static, flatten, nodes_in
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.branches import MOST_SIGNATURES, Along, Branches, Way, in_vain
@@ -38,7 +38,7 @@ from fusec.runtime.entry import Entry, compiled_entry, eager_entry, recorded_ent
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.frequent import Frequent
-from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
+from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers, integers_in, with_integers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
 from fusec.runtime.objects import ObjectsSeen
 from fusec.runtime.opened import OpenedCall
@@ -53,6 +53,9 @@ OPEN_FAILURES = 6
 
 GRADIENT = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
 """Why a call runs as written that the library records for a gradient, where no backward is made."""
+
+MOST_COUNTED = 4
+"""Integers that calls with arrays in their objects may differ in, after which none of them is compiled."""
 
 log = logger("recompile")
 
@@ -84,6 +87,8 @@ class Planner:
         self._integers = IntegersSeen()
         self._without_kernel: set[str] = set()
         self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
+        self._counted: dict[Hashable, set[tuple[int, ...]]] = {}
+        """The integers in the arguments of calls that are alike in all but these and extents."""
         self._passed: set[int] = set()
         """Lists among these, by ids, of which a call has run as written since what comes next was not known."""
         self._restless = False
@@ -352,11 +357,29 @@ class Planner:
             return False
         parts = (*spec.args, *(part for _, part in spec.kwargs))
         held = any(TENSOR in node.parts for part in parts for node in nodes_in(part))
+        if not held:
+            return False
+        if self._counts_in_objects(arrays, leaves, spec):
+            return True
         seen = self._seen_like(arrays, leaves, spec)
-        if not held or len(seen) != 1 or id(seen) in self._passed:
+        if len(seen) != 1 or id(seen) in self._passed:
             return False
         self._passed.add(id(seen))
         return True
+
+    def _counts_in_objects(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> bool:
+        """Whether calls differ in an integer, again and again: what is compiled for one would be called once.
+
+        Caches with a window count positions so.
+        """
+        values = tuple(integers_in(spec))
+        kinds = tuple((x.type.dtype, x.type.rank, x.type.device) for x in map(arrays.layout, leaves))
+        seen = self._counted.setdefault(
+            (arrays.library, with_integers(spec, [Static(None)] * len(values)), kinds), set()
+        )
+        if len(seen) <= MOST_COUNTED:
+            seen.add(values)
+        return len(seen) > MOST_COUNTED
 
     def make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""

@@ -163,3 +163,64 @@ def test_a_function_jitted_before_pytorch_is_imported() -> None:
         "assert torch.equal(g(x), torch.full((3,), 4.0))\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Stepping(torch.nn.Module):
+    """Compiles its own call, as transformers does for tokens with a preallocated cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 5).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x))
+
+    def steps(self, x: torch.Tensor, backend: Any) -> torch.Tensor:
+        call = torch.compile(self.__call__, backend=backend)
+        return call(call(x))
+
+
+def _graphs() -> tuple[list[Any], Any]:
+    found: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        found.append(module)
+        return module.forward
+
+    return found, backend
+
+
+def test_a_compiled_function_alone_is_run_by_fusec() -> None:
+    x = torch.randn(4, 5)
+    function = fusec.jit(act)
+    graphs, backend = _graphs()
+    torch.testing.assert_close(torch.compile(function, backend=backend)(x), act(x))
+    assert not graphs
+    assert len(function.dispatcher.plans) == 1
+    torch.testing.assert_close(torch.compile(lambda x: function(x) + 1, backend=backend)(x), act(x) + 1)
+    assert len(graphs) == 1, "what surrounds it is the backend's, and so is it"
+
+
+@pytest.mark.parametrize("way", ["forward", "module"])
+def test_a_module_that_compiles_its_own_call_is_run_by_fusec(way: str) -> None:
+    module, x = Stepping(), torch.randn(4, 5)
+    graphs, backend = _graphs()
+    expected = module(module(x))
+    if way == "forward":
+        module.forward = fusec.jit(module.forward)  # type: ignore[method-assign]
+        found, dispatcher = module.steps(x, backend), module.forward.dispatcher  # type: ignore[attr-defined]
+    else:
+        fast = fusec.jit(module)
+        found, dispatcher = fast.steps(x, backend), fast._fusec.dispatcher
+    torch.testing.assert_close(found, expected)
+    assert not graphs
+    assert [plan.is_compiled for plan in dispatcher.plans] == [True]
+
+
+def test_alone_and_with_a_gradient() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    (expected,) = torch.autograd.grad(act(x).sum(), x)
+    graphs, backend = _graphs()
+    (found,) = torch.autograd.grad(torch.compile(fusec.jit(act), backend=backend)(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+    assert not graphs
