@@ -207,6 +207,68 @@ def _first_positions(
     return flat
 
 
+MOST_SEEN = 9
+"""Windows that show one position of an image, up to which its gradient looks at each."""
+
+
+def _max_pool_backward(
+    e: Emitter,
+    grad_output: Value,
+    input: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    """Each position adds up the gradients of the windows that show it, and whose largest it was: no sums by index."""
+    dims = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
+    sizes, low, apart = (_each(given, dims) for given in (kernel_size, padding, dilation))
+    steps = _each(stride, dims) if stride else sizes
+    seen = [(n - 1) * gap // step + 1 for n, gap, step in zip(sizes, apart, steps, strict=True)]
+    if e.is_on_cpu(input.type) or not e.out.dtype.is_float or 0 in (*extents(input), *extents(grad_output)):
+        raise Declined("on a CPU, of integers or of empty tensors", final=True)
+    if prod(seen) > MOST_SEEN:
+        raise Declined("of windows that overlap much", final=True)
+    image = extents(input)[-dims:]
+    around = [*zip(image, steps, low, seen, strict=True)]
+    places = _of_windows_seen(e, e.channels_last(_batched(e, indices, dims)), around, -1)
+    gradients = _of_windows_seen(e, e.channels_last(_batched(e, grad_output, dims)), around, 0.0)
+    flat = e.constant(0, i64)
+    for axis, extent in enumerate(image):
+        flat = e.emit("mul", flat, e.constant(extent, i64))
+        flat = e.emit("add", flat, e.iota((*image, *(1 for _ in range(dims + 1))), axis, i64))
+    wide = e.out.dtype.accumulator
+    chosen = e.emit("select", e.emit("eq", places, flat), e.cast(gradients, wide), e.constant(0.0, wide))
+    total = e.reduce("reduce_sum", chosen, _tap_axes(chosen, dims + 2))
+    return e.rounded(e.reshape(e.channels_first(total), e.out.shape), e.out.dtype)
+
+
+def _of_windows_seen(e: Emitter, made: Value, around: Sequence[tuple[int, int, int, int]], fill: float) -> Value:
+    """What windows have, at the positions that they show: ``[n, positions..., channels, windows of a position...]``.
+
+    made: one element for each window. around: of each axis the image's extent, the step from window to window, the
+    padding, and how many windows show a position; ``fill`` stands for windows that are not there.
+    """
+    count = len(around)
+    first = [max(seen - 1 - low // step, 0) for _, step, low, seen in around]
+    last = [max((n - 1 + low) // step - (has - 1), 0) for (n, step, low, _), has in zip(around, extents(made)[1:])]
+    if any((*first, *last)):
+        beside = PadAttributes((0, *first, 0), (0, *last, 0))
+        made = e.emit("pad", made, e.constant(fill, made.type.dtype), attributes=beside)
+    for k, (extent, step, low, seen) in enumerate(around):
+        shape = extents(made)
+        made = e.reshape(made, (*shape[: k + 2], 1, *shape[k + 2 :]))
+        made = e.broadcast(made, (*shape[: k + 2], step, *shape[k + 2 :]))
+        made = e.reshape(made, (*shape[: k + 1], shape[k + 1] * step, *shape[k + 2 :]))
+        begin = low + (first[k] - (seen - 1)) * step
+        made = e.narrow(made, 1 + k, begin, begin + extent + (seen - 1) * step)
+    return windowed(
+        e, made, [seen for *_, seen in around], (1,) * count, (0,) * count, [step for _, step, *_ in around]
+    )
+
+
 def _avg_pool(
     e: Emitter,
     input: Value,
@@ -326,5 +388,6 @@ def _each(given: Sequence[int], count: int) -> tuple[int, ...]:
 CONVOLUTIONS: dict[str, Lowering] = {
     "convolution": _convolution,
     **{f"max_pool{n}d_with_indices": _max_pool for n in (2, 3)},
+    **{f"max_pool{n}d_with_indices_backward": _max_pool_backward for n in (2, 3)},
     **{f"avg_pool{n}d": _avg_pool for n in (1, 2, 3)},
 }

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 
 from fusec.ir.nodes import Op, Value
-from fusec.passes.groups.grow import is_cheap
+from fusec.passes.groups.grow import is_cheap, widens
 from fusec.passes.groups.partition import Group, Partition
 
 LEAST = 1 << 16
@@ -33,10 +34,8 @@ def recompute_maps(partition: Partition) -> None:
             continue
         if all(reader in group.ops for reader in partition.compute_consumers(op)):
             continue
-        chain = _chain(partition, group, op)
-        if chain and _saves(partition, group, op, chain):
-            for free in chain:
-                partition.free_op(group, free)
+        for free in _recomputed(partition, group, op):
+            partition.free_op(group, free)
 
 
 def _is_large_map(op: Op) -> bool:
@@ -85,20 +84,38 @@ def _users(partition: Partition, value: Value) -> Iterator[Op | None]:
             yield from (u for result in user.results for u in _users(partition, result))
 
 
-def _saves(partition: Partition, group: Group, op: Op, chain: list[Op]) -> bool:
-    """Whether the bytes of operands that readers then read are fewer than those written and read of the result."""
-    inside = set(chain)
-    size = op.result.type.size
-    leaves = {v for o in chain for v in partition.sources(o) if partition.producers.get(v) not in inside}
+def _recomputed(partition: Partition, group: Group, op: Op) -> list[Op]:
+    """The maps that readers of a result compute again; none where its bytes, written and read, are the fewest.
+
+    Those are all that make it from what is in memory, or the cast alone that widens what the group then stores: where
+    each block of a network adds to the gradient of the next, all of them would be read again and again.
+    """
+    chains = [_chain(partition, group, op)]
+    if widens(op) and _can_be_copied(partition, group, op):
+        chains.append([op])
+    chains = [chain for chain in chains if chain]
+    if not chains:
+        return []
     readers = {partition.owner[c] for c in partition.compute_consumers(op)} - {group}
+    least, best = float(_bytes(op.result) * (1 + len(readers))), list[Op]()
+    for chain in chains:
+        moved = _moved(partition, group, op, chain, readers)
+        if moved < least:
+            least, best = moved, chain
+    return best
+
+
+def _moved(partition: Partition, group: Group, op: Op, chain: Sequence[Op], readers: set[Group]) -> float:
+    """Bytes that readers read of what a chain is made of, and the group stores of it; infinite where that is larger."""
+    inside = set(chain)
+    leaves = {v for o in chain for v in partition.sources(o) if partition.producers.get(v) not in inside}
+    if any(v.type.most > op.result.type.size for v in leaves):
+        return inf
     again = 0
     for reader in readers:
         known = {v for o in reader.ops for v in partition.sources(o)}
         again += sum(_bytes(v) for v in leaves - known)
-    stored = _bytes(op.result) * (1 + len(readers))
-    fresh = [v for v in leaves if partition.producers.get(v) in group.ops]
-    again += sum(_bytes(v) for v in fresh)
-    return all(v.type.most <= size for v in leaves) and again < stored
+    return again + sum(_bytes(v) for v in leaves if partition.producers.get(v) in group.ops)
 
 
 def _bytes(value: Value) -> int:
