@@ -35,6 +35,33 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(compile(source, str(path), "exec"), namespace)
 
 
+@pytest.mark.parametrize(
+    ("head", "page", "columns"),
+    [
+        ("two cores of a Zen 5 CPU", "cpu.md", ("eager", "compile", "fusec")),
+        ("an H200, bf16", "gpu.md", ("eager", "torch.compile", "fusec")),
+    ],
+)
+def test_the_readmes_figures_are_those_of_the_tables(head: str, page: str, columns: tuple[str, ...]) -> None:
+    text = (ROOT / "README.md").read_text()
+    (table,) = re.findall(rf"^\| {head}.*?(?=\n\n)", text, re.M | re.S)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 5
+    for name, *_, eager, compiled, fused in rows:
+        found = figures(page, name)
+        assert [found[column] for column in columns] == [eager, compiled, fused.strip("*")], name
+
+
+def figures(page: str, name: str) -> dict[str, str]:
+    """A row of a table of results: of each column, or of each of the peers that stand in one."""
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / "benchmarks/results" / page).read_text().splitlines()]
+    row = next(cells for cells in lines if cells[0] == name)
+    heads = next(cells for cells in lines if cells[0] == "work")
+    found = dict(zip(heads, row, strict=False))
+    peers = (peer.rpartition(" ") for peer in found.get("peers", "").split("<br>"))
+    return found | {peer: figure for peer, _, figure in peers}
+
+
 def test_the_ir_page_lists_every_op() -> None:
     """But for elementwise ops and reductions that are new: for those it names their tables."""
     page = (ROOT / "docs/ir.md").read_text()
