@@ -498,11 +498,15 @@ class Planner:
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
         """A call whose program raised before it changed anything, as written: that raises as the code does.
 
-        What it does not raise is a mistake of ours.
+        What it does not raise is a mistake of ours. Under ``fallback="error"`` that is an error, whatever the function
+        gives.
         """
         if self.owns and not args:  # they were let go
             raise error
         result = self.function(*args, **kwargs)
+        if self.fallback == "error":
+            said = f"its program raised {type(error).__name__}: {error}; the function as written does not"
+            raise CaptureError(f"{self.name} can't be compiled: {said}") from error
         self._note_mistake(error)
         return result
 

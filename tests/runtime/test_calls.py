@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
+from fusec.errors import CaptureError  # noqa: E402
 from fusec.ir.types import TensorType, i64  # noqa: E402
 from fusec.notices import InternalErrorWarning  # noqa: E402
 from fusec.runtime.adapters import load_arrays  # noqa: E402
@@ -114,6 +115,25 @@ def test_a_program_that_raises_where_the_function_does_not_runs_once(
         results = [jitted(x.mT) for _ in range(3)]
     torch.testing.assert_close(results, [x.mT.exp() * 2 + 1] * 3)
     assert runs == [True, False, False, False]
+
+
+def test_such_a_program_is_an_error_where_nothing_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handled(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[i] + 1
+        except IndexError:
+            return x * 0
+
+    monkeypatch.delenv("FUSEC_VERIFY", raising=False)
+    jitted = fusec.jit(handled, fallback="error")
+    torch.testing.assert_close(jitted(x, torch.tensor([1])), x[[1]] + 1)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"its program raised IndexError: .*; the function as written does not"):
+            jitted(x, torch.tensor([9]))
+    raising = fusec.jit(lambda x, i: x[i] + 1, fallback="error")
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            raising(x, torch.tensor([9]))
 
 
 def test_what_no_kernel_reads_may_lie_on_another_device() -> None:
