@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index
 
 from fusec.errors import TypeRuleError
 from fusec.frontend import numpy_contract as contract
@@ -21,7 +21,7 @@ from fusec.frontend.numpy_emit import ShapeRuleError
 from fusec.frontend.numpy_flags import TracedFlags
 from fusec.frontend.numpy_flat import FlatView
 from fusec.frontend.numpy_reductions import Reductions
-from fusec.frontend.numpy_trace import Traced, ir_dtype
+from fusec.frontend.numpy_trace import Traced, axes_of, axis_of, ir_dtype, whole
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.steps import Step
@@ -277,7 +277,7 @@ class TracedArray(Reductions):
             raise self.tracer.unsupported(f"take(mode={mode!r}) is not compiled")
         if axis is None:
             return self.reshape(-1).take(indices, 0)
-        made = self[(*(slice(None),) * normalize_axis_index(axis, self.ndim), indices)]
+        made = self[(*(slice(None),) * axis_of(axis, self.ndim), indices)]
         return self.tracer.fresh(made.value, scalar=made.is_scalar)
 
     def fill(self, value: Any) -> None:
@@ -286,10 +286,11 @@ class TracedArray(Reductions):
     def copy(self, order: str = "C") -> Any:
         return self if self.is_scalar else copy(self.tracer, self, order=order)
 
-    __copy__ = copy
+    def __copy__(self) -> Any:
+        return self.copy("K")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self.copy()
+        return self.copy("K")
 
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True, copy: bool = True
@@ -325,14 +326,14 @@ class TracedArray(Reductions):
 
     def transpose(self, *axes: Any) -> Any:
         given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int | np.integer) else axes
-        order = tuple(range(self.ndim))[::-1] if given is None or len(given) == 0 else tuple(int(a) for a in given)
+        order = tuple(range(self.ndim))[::-1] if given is None or len(given) == 0 else tuple(map(whole, given))
         try:
             meta = self.meta.transpose(order)
         except ValueError as error:
             raise ShapeRuleError(str(error), self.tracer.location()) from None
         if self.is_scalar:
             return self
-        order = tuple(normalize_axis_index(a, self.ndim) for a in order)
+        order = tuple(axis_of(a, self.ndim) for a in order)
         if order == tuple(range(self.ndim)):
             return self.tracer.view(self, (), meta)
         return self.tracer.view(self, (Step("permute", PermuteAttributes(order)),), meta)
@@ -408,7 +409,7 @@ class TracedArray(Reductions):
         if axis is None:
             axes = tuple(i for i, n in enumerate(self.shape) if n == 1)
         else:
-            axes = normalize_axis_tuple(axis, self.ndim)
+            axes = axes_of(axis, self.ndim)
         if any(self.shape[a] != 1 for a in axes):
             message = "cannot select an axis to squeeze out which has size not equal to one"
             raise ShapeRuleError(message, self.tracer.location())
@@ -426,7 +427,7 @@ class TracedArray(Reductions):
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:
         source = self.reshape(-1) if axis is None else self
-        along = 0 if axis is None else normalize_axis_index(axis, self.ndim)
+        along = 0 if axis is None else axis_of(axis, self.ndim)
         extent = source.shape[along]
         if isinstance(repeats, int | np.integer):
             spread = source[(*(slice(None),) * (along + 1), None)]

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 from numpy.lib.stride_tricks import as_strided
 
 from fusec.frontend.numpy_emit import ShapeRuleError
-from fusec.frontend.numpy_trace import Trace, Traced, copy_layout, describe, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_trace import Trace, Traced, axis_of, copy_layout, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
 
@@ -142,7 +141,7 @@ def concatenate(
     rank = values[0].type.rank
     if rank == 0:
         raise ShapeRuleError("zero-dimensional arrays cannot be concatenated", trace.location())
-    along = normalize_axis_index(axis, rank)
+    along = axis_of(axis, rank)
     shapes = [v.type.static_shape for v in values]
     if any(len(s) != rank or s[:along] + s[along + 1 :] != shapes[0][:along] + shapes[0][along + 1 :] for s in shapes):
         message = (

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from fusec.frontend.numpy_emit import ShapeRuleError
-from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_trace import Meta, Trace, Traced, axis_of, describe, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_trace import axes_of as given_axes
 from fusec.frontend.numpy_ufunc import apply
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes, VarAttributes
 from fusec.ir.nodes import Value
@@ -41,7 +41,7 @@ def axes_of(axis: Axis, rank: int) -> tuple[int, ...]:
     """The axes, ascending and not negative; AxisError as NumPy raises it."""
     if axis is None:
         return tuple(range(rank))
-    return tuple(sorted(normalize_axis_tuple(axis, rank)))
+    return tuple(sorted(given_axes(axis, rank)))
 
 
 def _given(x: Any) -> bool:
@@ -164,7 +164,7 @@ def search(trace: Trace, name: str, x: Traced, axis: int | None = None, keepdims
     if x.meta.dtype.kind == "c":
         raise trace.unsupported(f"np.{name} of complex numbers is not compiled")
     rank = x.meta.ndim
-    axes = axes_of(axis, rank) if axis is None else (normalize_axis_index(axis, rank),)
+    axes = axes_of(axis, rank) if axis is None else (axis_of(axis, rank),)
     value = x.value
     if axis is None:
         value, along = trace.reshape(value, (x.meta.size,)), 0
@@ -188,7 +188,7 @@ def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtyp
     value = trace.cast(x.value, ir_dtype(np.asarray(sample).dtype))
     if axis is None:
         value, axis = trace.reshape(value, (x.meta.size,)), 0
-    along = normalize_axis_index(axis, value.type.rank)
+    along = axis_of(axis, value.type.rank)
     asked = value.type.dtype if dtype is not None and value.type.dtype is f16 else None
     value = trace.emit(
         _SCANS[ufunc.__name__],

@@ -7,11 +7,13 @@ A traced array keeps, beside its graph value, an ndarray of the same dtype, shap
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
@@ -31,6 +33,24 @@ _KNOWN_LIMIT = 1 << 16
 
 class IndexRuleError(TypeRuleError, IndexError):
     """An index out of range, where NumPy raises IndexError."""
+
+
+def axis_of(axis: Any, rank: int) -> int:
+    """An axis that is not negative."""
+    return int(normalize_axis_index(whole(axis), rank))
+
+
+def axes_of(axis: Any, rank: int) -> tuple[int, ...]:
+    """:func:`axis_of` for one axis or a tuple of them, in the order given."""
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    return tuple(normalize_axis_tuple([whole(a) for a in given], rank))
+
+
+def whole(axis: Any) -> int:
+    """The integer; an error as of NumPy's functions in C, which take no bool for one."""
+    if type(axis) is bool:
+        raise TypeError("an integer is required")
+    return operator.index(axis)
 
 
 def address_of(meta: Meta) -> int:
@@ -218,6 +238,8 @@ class Trace(Inputs):
             value = self.lift(x)
         else:
             item = x[()] if isinstance(x, np.ndarray) else x
+            if np.ndim(item):
+                raise self.unsupported(f"a {type(x).__name__} is taken for an array; make one of it with np.asarray")
             return self.constant(item, dtype or ir_dtype(np.asarray(item).dtype))
         return value if dtype is None else self.cast(value, dtype)
 

@@ -244,6 +244,8 @@ def resolve(
             kinds.append(x.meta.dtype)
         elif type(x) in (int, float, complex):
             kinds.append(type(x))
+        elif hasattr(x, "__array__") and not isinstance(x, np.ndarray | np.generic):
+            raise trace.unsupported(f"a {type(x).__name__} is taken for an array; make one of it with np.asarray")
         else:
             kinds.append(np.asarray(x).dtype)
     if casting == "equiv" and any(isinstance(kind, type) for kind in kinds):  # NumPy 2's resolve_dtypes crashes
