@@ -23,7 +23,7 @@ from fusec.frontend.insides import MISSING, inside, own_attributes
 from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
-from fusec.frontend.source import is_user_file
+from fusec.frontend.source import is_user_file, is_users_module
 from fusec.frontend.standing_for import COMPILED, compiled_of
 
 _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -300,7 +300,7 @@ class GuardWriter:
         self._visited.add(id(value))
         self._inside(v, value, path)
         if is_a(value, ModuleType):
-            if _is_users(value):
+            if is_users_module(value):
                 for name in sorted(self.names.attributes & value.__dict__.keys()):
                     self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
         elif is_a(value, type):
@@ -591,12 +591,6 @@ class GuardWriter:
         return self.code.check(expression, test, path, value, fixed=fixed)
 
 
-def _is_users(module: ModuleType) -> bool:
-    """Whether a module is the user's: from a file of theirs, or made by hand."""
-    file = getattr(module, "__file__", None)
-    return is_user_file(file) if file else getattr(module, "__spec__", None) is None
-
-
 def _has(value: object, method: str) -> bool:
     return raw.in_class(type(value), method) is not None
 
@@ -608,4 +602,4 @@ def _is_nn_module(value: object) -> bool:
 
 def is_user_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
-    return module is None or cls.__module__ == "__main__" or _is_users(module)
+    return module is None or cls.__module__ == "__main__" or is_users_module(module)

@@ -28,7 +28,7 @@ import numpy as np
 from fusec.frontend import raw
 from fusec.frontend.insides import MISSING, inside, own_attributes
 from fusec.frontend.raw import is_a
-from fusec.frontend.source import is_user_file
+from fusec.frontend.source import is_users_module
 
 Same = Callable[[Any, Any], bool]
 Slot = MemberDescriptorType | GetSetDescriptorType
@@ -232,5 +232,4 @@ def torch_layout(tensor: Any) -> tuple[Any, ...]:
 
 def _is_users(module: object) -> bool:
     found = sys.modules.get(module) if type(module) is str else None
-    file = getattr(found, "__file__", None)
-    return found is None or module == "__main__" or (file is not None and is_user_file(file))
+    return found is None or module == "__main__" or is_users_module(found)

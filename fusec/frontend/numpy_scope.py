@@ -28,7 +28,7 @@ from fusec.frontend.numpy_memo import MemoView
 from fusec.frontend.numpy_substitutes import substitutes
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.raw import attributes_of, in_class, is_a, items_of
-from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.source import code_location, is_user_file, is_users_module
 from fusec.location import Location
 
 Fetch = Callable[[], Any]
@@ -246,11 +246,7 @@ class Scope:
         name = module.__name__
         if name == "numpy.random":
             return self._remember(module, RandomView(self, "np.random"))
-        if (
-            name in ("numpy", "builtins")
-            or name.startswith("numpy.")
-            or is_user_file(getattr(module, "__file__", None) or "<frozen")
-        ):
+        if name in ("numpy", "builtins") or name.startswith("numpy.") or is_users_module(module):
             return self._remember(module, ModuleView(self, module))
         return module
 

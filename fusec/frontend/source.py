@@ -56,6 +56,12 @@ def is_user_file(filename: str) -> bool:
     return not full.startswith((_FUSEC, *_standard_library(), *_site_packages(), *_array_libraries()))
 
 
+def is_users_module(module: object) -> bool:
+    """Whether a module is the user's: from a file of theirs, or made by hand, as a notebook's is."""
+    file = getattr(module, "__file__", None)
+    return is_user_file(file) if type(file) is str else getattr(module, "__spec__", None) is None
+
+
 @lru_cache(maxsize=4096)
 def is_own_file(filename: str) -> bool:
     """True for a file of fusec's, and for code that fusec makes."""

@@ -21,7 +21,7 @@ from fusec.frontend import raw
 from fusec.frontend.capture import TableEntry
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
-from fusec.frontend.source import is_user_file
+from fusec.frontend.source import is_users_module
 from fusec.frontend.standing_for import compiled_of
 
 _DEPTH = 4
@@ -145,8 +145,8 @@ class _Walk:
         for holder in raw.classes_of(type(value)):
             table = raw.table_of(holder)
             module = table.get("__module__")
-            file = getattr(sys.modules.get(module), "__file__", None) if type(module) is str else None
-            if file is not None and is_user_file(file):
+            owner = sys.modules.get(module) if type(module) is str else None
+            if owner is not None and is_users_module(owner):
                 for name, part in list(table.items()):
                     if is_a(part, torch.Tensor, list, dict, tuple):
                         of_class = partial(_of_class, holder, name)
@@ -210,7 +210,7 @@ class _Walk:
             self.enter(name, _constant(value), value, depth)
 
     def _user_module(self, module: ModuleType, names: Set[str], depth: int) -> None:
-        if is_user_file(getattr(module, "__file__", None) or "<frozen"):
+        if is_users_module(module):
             for name in sorted(names & module.__dict__.keys()):
                 path = f"{module.__name__}.{name}"
                 self.enter(path, partial(_key, module.__dict__, name), module.__dict__[name], depth + 1)
