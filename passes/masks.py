@@ -56,7 +56,7 @@ def masks_apart(graph: Graph) -> Graph:
 def _chain(partition: Partition, value: Value) -> set[Op]:
     """The cheap maps, with the views between, that make a large value of small ones; empty where it is not so made."""
     source = partition.source(value)
-    if not value.type.is_static or source.type.size < LEAST:
+    if not (value.type.is_static and source.type.is_static) or source.type.size < LEAST:
         return set()
     found: set[Op] = set()
     maps = 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from fusec.ir.attributes import SliceAttributes
+from fusec.ir.builder import Builder
+from fusec.ir.index import symbol
 from fusec.ir.parse import parse
+from fusec.ir.types import TensorType, f32
 from fusec.passes.masks import masks_apart
 
 MASK = """  %a = reshape(%d) : i64[300, 1]
@@ -40,3 +44,12 @@ def test_a_mask_that_is_given_is_read() -> None:
 
 def test_short_ones_stay() -> None:
     assert masks(text().replace("300", "30")) == ["eq"]
+
+
+def test_a_part_of_a_symbolic_extent_is_left_alone() -> None:
+    b = Builder("g")
+    x = b.input(TensorType(f32, (symbol("n", 2, 64), 4)), "x")
+    part = b.op("slice", x, attributes=SliceAttributes((0, 0), (2, 4), (1, 1)))[0]
+    made = b.op("add", part, b.input(TensorType(f32, (2, 4)), "y"))
+    graph = b.finish(made)
+    assert masks_apart(graph) is graph
