@@ -76,6 +76,69 @@ def loop_body(frame: FrameType | None) -> LoopBody | None:
     return LoopBody(frame, stored) if stored is not None else None
 
 
+def step_without(frame: FrameType, of_none: bool) -> tuple[range, LoopBody] | None:
+    """The offsets of the rest of a loop's step behind a condition that the frame is at, and what variables hold.
+
+    Where the condition is ``of_none`` the code is to go on with the next step; None where it does not, or where the
+    rest may leave something behind.
+    """
+    found = _rest(frame.f_code, frame.f_lasti, of_none) if sys.version_info[:2] in _KNOWN else None
+    if found is None:
+        return None
+    within, stored = found
+    return within, LoopBody(frame, stored)
+
+
+_PASSED = ("TO_BOOL", "NOP", "NOT_TAKEN")
+"""Instructions between a condition and its jump."""
+
+
+@lru_cache(maxsize=256)
+def _rest(code: CodeType, at_offset: int, of_none: bool) -> tuple[range, frozenset[str]] | None:
+    """The rest of a step, and the local variables that the loop sets."""
+    ops, at = _instructions(code)
+    n = at.get(at_offset)
+    if n is None:
+        return None
+    n += not ops[n].opname.startswith("POP_JUMP")
+    while n < len(ops) and (ops[n].opname in _PASSED or ops[n].opname == "UNARY_NOT"):
+        of_none ^= ops[n].opname == "UNARY_NOT"
+        n += 1
+    jumps = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False}
+    jumps |= {name.replace("POP_JUMP", "POP_JUMP_FORWARD"): is_so for name, is_so in jumps.items()}
+    jumps |= {name.replace("FORWARD", "BACKWARD"): is_so for name, is_so in jumps.items()}
+    target = _target(ops, at, n) if n < len(ops) else None
+    if target is None or ops[n].opname not in jumps:
+        return None
+    none_at = target if jumps[ops[n].opname] == of_none else n + 1
+    head = _next_step(ops, at, none_at)
+    end = _target(ops, at, head) if head is not None else None
+    if head is None or end is None or not head < n < end or not _always_jumps(ops[end - 1].opname):
+        return None
+    names = _names_set(ops, at, range(n + 1, end), range(head + 1, end), head)
+    if names is None or names & _live(ops, at)[head]:
+        return None
+    every = {name for op in ops[head + 1 : end] for kind, name in _accesses(op) if kind != "LOAD"}
+    return range(ops[n].offset + 1, ops[end - 1].offset + 1), frozenset(every)
+
+
+def _next_step(ops: list[dis.Instruction], at: Mapping[int, int], n: int) -> int | None:
+    """The head of the loop to which the code goes from a point, without doing anything before."""
+    for _ in range(len(ops)):
+        if n >= len(ops) or ops[n].opname == "FOR_ITER":
+            break
+        if _always_jumps(ops[n].opname):
+            target = _target(ops, at, n)
+            if target is None:
+                return None
+            n = target
+        elif ops[n].opname in _PASSED:
+            n += 1
+        else:
+            return None
+    return n if n < len(ops) and ops[n].opname == "FOR_ITER" else None
+
+
 _KNOWN = ((3, 10), (3, 11), (3, 12), (3, 13), (3, 14))
 
 
@@ -99,8 +162,7 @@ def _stored(code: CodeType, begin: int) -> frozenset[str] | None:
 
     None where it jumps out of the loop, or sets what a later step or the code behind it may read.
     """
-    ops = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "PRECALL", "RESUME")]
-    at = {i.offset: n for n, i in enumerate(ops)}
+    ops, at = _instructions(code)
     start = at.get(begin)
     if start is None or ops[start].opname != "GET_ITER":
         return None
@@ -111,8 +173,22 @@ def _stored(code: CodeType, begin: int) -> frozenset[str] | None:
     if end is None or not _always_jumps(ops[end - 1].opname):
         return None  # the last step, or the first one, falls out of the loop
     body = range(head + 1, end)
+    names = _names_set(ops, at, body, body, head)
+    return names if names is not None and not names & _live(ops, at)[head] else None
+
+
+def _instructions(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int]]:
+    """The instructions of a code, and their numbers by offset."""
+    ops = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "PRECALL", "RESUME")]
+    return ops, {i.offset: n for n, i in enumerate(ops)}
+
+
+def _names_set(
+    ops: list[dis.Instruction], at: Mapping[int, int], part: range, body: range, head: int
+) -> frozenset[str] | None:
+    """The local variables that a part of a loop's body sets; None where it sets others, or jumps out of the loop."""
     names: set[str] = set()
-    for n in body:
+    for n in part:
         op = ops[n]
         if op.opname in _REFUSED:
             return None
@@ -120,8 +196,7 @@ def _stored(code: CodeType, begin: int) -> frozenset[str] | None:
         if target is not None and target != head and target not in body:
             return None
         names.update(name for kind, name in _accesses(op) if kind != "LOAD")
-    alive = _live(ops, at)[head]
-    return frozenset(names) if not names & alive else None
+    return frozenset(names)
 
 
 def _accesses(op: dis.Instruction) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fusec.frontend.torch_empty_rows import Count, Shape
 from fusec.frontend.torch_fake import tensors_in
 from fusec.frontend.torch_loop_bodies import loop_body
 from fusec.frontend.torch_row_sets import Rows, RowSets
@@ -36,6 +37,11 @@ class CountsRefused(TorchFunctionMode):
         caller = sys._getframe(1)
         if rows is not None and func is torch.Tensor.unbind and caller.f_code is torch.Tensor.__iter__.__code__:
             return self._steps(x, rows, caller)
+        self._sets.leave()
+        if rows is not None and rows.of.count:
+            counted = _counted(self._sets, func, tuple(args), named, rows)
+            if counted is not None:
+                return counted
         result = func(*args, **named)
         if _tells(result) or _name(func) in ("untyped_storage", "storage"):
             having = [t for t in tensors_in(list(args)) if self._sets.rows(t) is not None]
@@ -48,6 +54,23 @@ class CountsRefused(TorchFunctionMode):
         if body is None or rows.axis or rows.coordinate is None or len(rows.of.shape) > 1:
             raise self._sets.refused("a loop over them")
         return self._sets.each(tuple(positions.shape[1:]), positions, rows, body)
+
+
+def _counted(sets: RowSets, func: Callable[..., Any], args: Arguments, kwargs: Keywords, rows: Rows) -> object:
+    """What stands for the number of rows where a function gives that; None for other functions."""
+    name = _name(func)
+    x = args[0]
+    with torch._C.DisableTorchFunction():
+        extents = tuple(x.shape)
+    if name == "numel" and 0 not in extents[: rows.axis] + extents[rows.axis + 1 :]:
+        return Count(sets, rows.of, name)
+    if name == "size" and len(args) + len(kwargs) == 2:
+        dim = [*args[1:], kwargs.get("dim")][0]
+        return Count(sets, rows.of, name) if isinstance(dim, int) and dim % x.dim() == rows.axis else None
+    if name == "shape":
+        count = Count(sets, rows.of, name)
+        return Shape([count if axis == rows.axis else n for axis, n in enumerate(extents)], count.refuse)
+    return None
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -88,6 +88,19 @@ class _Sum:
     result: tuple[Memory, int]
 
 
+class Entered(Protocol):
+    """The rest of a loop's step: see :mod:`fusec.frontend.torch_empty_rows`."""
+
+    @property
+    def of(self) -> RowSet: ...
+
+    @property
+    def body(self) -> LoopBody: ...
+
+    @property
+    def is_entered(self) -> bool: ...
+
+
 class Tracing(Protocol):
     """What is needed of a trace."""
 
@@ -117,6 +130,7 @@ class RowSets:
         self._before: frozenset[int] = frozenset()
         self.hits: list[tuple[RowSet, int]] = []
         """The loops over positions of a set that run, and which candidate each is at."""
+        self._steps: list[tuple[Entered, frozenset[int]]] = []
 
     def rows(self, tensor: torch.Tensor) -> Rows | None:
         """What rows a tensor has."""
@@ -130,8 +144,20 @@ class RowSets:
 
     def check_ended(self) -> None:
         """RowsError where a loop over positions was left by an error that the function has handled."""
+        self.leave()
         if self.hits:
             raise self.refused("a loop over them is left")
+
+    def enter(self, step: Entered) -> None:
+        """The rest of a loop's step runs where a set has rows alone."""
+        self.leave()
+        self._steps.append((step, frozenset(map(id, self._trace.memories))))
+
+    def leave(self) -> None:
+        """Looks at what steps that are left have changed."""
+        for step in [s for s, _ in self._steps if not s.is_entered]:
+            self._steps = [(s, before) for s, before in self._steps if s is not step]
+            step.body.check(self.refused)
 
     def refused(self, what: str) -> RowsError:
         """The error for what only the chosen rows tell."""
@@ -210,7 +236,7 @@ class RowSets:
 
     def _may_change(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has rows and may be written to: positions of a set stay what they are."""
-        if self.hits and not self._is_own(tensor):
+        if (self.hits or self._steps) and not self._is_own(tensor):
             return False
         memory = self._trace.handle(tensor).memory
         places = (t for t, rows in self._rows.values() if rows.coordinate is not None)
@@ -226,12 +252,13 @@ class RowSets:
         """Within a loop over the positions of a set, which runs for those alone that the set has, no tensor from before
         is written to, and nothing is drawn."""
         writes = func._schema.is_mutable and not (name.endswith("_") and self._is_own(args[0]))
-        if self.hits and (writes or torch.Tag.nondeterministic_seeded in func.tags):
+        if (self.hits or self._steps) and (writes or torch.Tag.nondeterministic_seeded in func.tags):
             raise self.refused(f"{self._trace.emitter.call} within a loop over them")
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         memory = self._trace.handle(tensor).memory
-        return memory.source is None and id(memory) not in self._before
+        before = self._before.union(*(known for _, known in self._steps))
+        return memory.source is None and id(memory) not in before
 
     # Conditions
 
@@ -347,6 +374,9 @@ class RowSets:
 
     def _check_hits(self, of: RowSet) -> None:
         """Refuses a write by rows of a set that may not be empty where a loop that runs has no step."""
+        self.leave()
+        if any(step.of is not of for step, _ in self._steps):
+            raise self.refused(f"{self._trace.emitter.call} in a step that other rows are needed for")
         for hit, candidate in self.hits:
             if not self._implies(of.condition, hit.condition, candidate):
                 raise self.refused(f"{self._trace.emitter.call} in a loop over chosen positions")
