@@ -10,7 +10,7 @@ PyTorch, and what remains is kept as a library call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import Signature, signature
@@ -19,52 +19,34 @@ from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor
 
-from fusec.errors import BranchError, DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
+from fusec.errors import DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
 from fusec.frontend.environment import Unwatched
-from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.steps import Step
 from fusec.frontend.torch_backwards import BACKWARDS
 from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
 from fusec.frontend.torch_emit import Declined, memory_order, tensor_type
-from fusec.frontend.torch_fake import (
-    decompositions,
-    grouped_matmul,
-    map_tensors,
-    same_layout,
-    strided_steps,
-    tensors_in,
-)
+from fusec.frontend.torch_fake import decompositions, map_tensors, same_layout, strided_steps, tensors_in
+from fusec.frontend.torch_fake_calls import Arguments, Keywords
 from fusec.frontend.torch_foreach import element_by_element
 from fusec.frontend.torch_host_values import known_on
+from fusec.frontend.torch_in_place import InPlaceCalls
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
 from fusec.frontend.torch_ops import FLOAT8, MOVES, MULTIPLIES, VALUES, VIEWS
-from fusec.frontend.torch_outcomes import is_branch
 from fusec.frontend.torch_quiet import quiet_fake_tensors
-from fusec.frontend.torch_random import DRAWN, drawn_apart, drawn_as_it_lies
+from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import References
-from fusec.frontend.torch_rehearsal import check_dtypes, check_layout, check_overlap, takes_outs
-from fusec.frontend.torch_row_sets import ChosenRowsError, RowSets
+from fusec.frontend.torch_row_sets import RowSets
 from fusec.frontend.torch_scripts import scripts_as_written
-from fusec.frontend.torch_tensors import TracedTensors, holding
+from fusec.frontend.torch_tensors import holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.chosen_calls import RESAMPLING
-from fusec.ir.nodes import Op, Value
-
-Arguments = tuple[Any, ...]
-Keywords = Mapping[str, Any]
+from fusec.ir.nodes import Value
 
 _LIBRARY_ONLY = frozenset(
     {
@@ -81,18 +63,8 @@ _LIBRARY_ONLY = frozenset(
 _OF_TYPES = frozenset({"_assert_tensor_metadata"})
 """Calls without a result that look at shapes and dtypes alone."""
 
-_RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
-"""In-place calls that change how a tensor looks at its memory, not the memory."""
-
-_FUNCTIONAL_NAMES = {"normal_": "normal_functional", "requires_grad_": "alias", "detach_": "alias"}
-
 _WATCHED = nullcontext()
 """For calls other than PyTorch's own: what they run may be the user's code."""
-
-_ADVICE = (
-    "use torch.where or masks instead of `if`, keep the number as a tensor, "
-    "or compute it outside and pass it in as a plain Python number"
-)
 
 
 @cache
@@ -101,7 +73,7 @@ def _signature(lowering: Callable[..., Any]) -> Signature:
     return signature(lowering)
 
 
-class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Trace(InPlaceCalls):  # type: ignore[no-untyped-call]
     """One capture in progress: a context in which the user's function runs once.
 
     ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them. ``namer``: names what a
@@ -119,19 +91,15 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         for_gpu: bool = False,
         rows: bool = False,
     ) -> None:
-        TracedTensors.__init__(self, name, references, for_code=namer is None, for_gpu=for_gpu)
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        super().__init__(name, references, for_code=namer is None, for_gpu=for_gpu)
         self.namer = namer or Namer()
         self.notes = self.emitter.notes
         self.abandoned: list[range] = []
-        self.branches: list[tuple[Value, bool]] = []
-        """The values that branches have asked for, with what they found."""
         self.row_sets = RowSets(self) if rows else None
         self._fallback = fallback
         self.emitter.calls = fallback != "error"
         self._depth = 0
         self._random_calls = 0
-        self._decomposing = 0
         self._random_state = torch.get_rng_state()
 
     @property
@@ -253,62 +221,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._lifted[id(tensor)] = (tensor, waited(tensor))
         return super()._as_fake(tensor)
 
-    def _run_fake(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
-        """The call on fake tensors. The user's own mistakes come out as eager's errors."""
-        try:
-            with self._fake_mode:
-                known = grouped_matmul(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
-                return known if known is not None else func(*args, **kwargs)
-        except DataDependentOutputException:
-            if self.row_sets is not None and func is torch.ops.aten._local_scalar_dense.default:
-                number = self.row_sets.known(self.value(args[0]))
-                if number is not None:
-                    return number.item()
-            if is_branch(func, args):
-                outcome = self._outcome(args[0])
-                if outcome is not None:
-                    return outcome
-            raise (BranchError if is_branch(func, args) else DataDependentError)(
-                "the value of a tensor is needed while tracing (an `if` or `while` on a tensor, bool(), int(), "
-                f"float(), .item() or .tolist()); {_ADVICE}",
-                self.emitter.location,
-            ) from None
-        except DynamicOutputShapeException:
-            raise ChosenRowsError(
-                f"{self.emitter.call}: the result's shape depends on the values of a tensor; {_ADVICE}",
-                self.emitter.location,
-            ) from None
-        except (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError) as error:
-            raise UnsupportedOpError(
-                f"{self.emitter.call}: its result can't be known without running it ({error})", self.emitter.location
-            ) from None
-        except RuntimeError as error:
-            if "NestedTensorImpl" in str(error):  # PyTorch's own error where it makes a fake of one
-                raise self._not_strided("nested") from None
-            raise
-
-    def made_by(self, value: Value) -> Op | None:
-        """The op that makes a value."""
-        return self.builder.producer(value)
-
-    def _outcome(self, asked: torch.Tensor) -> bool | None:
-        """What a branch is to find in a tensor; None where nobody has said."""
-        outcomes = followed_outcomes()
-        outcome = outcomes.take() if outcomes is not None else None
-        if outcome is not None:
-            self.branches.append((self.handle(asked).read(self.emitter), outcome))
-        return outcome
-
-    def _check_strided(self, outs: Sequence[torch.Tensor]) -> None:
-        """Refuses results that are not memory with strides. Nothing else can be asked of them."""
-        for out in outs:
-            if out.is_nested or out.layout is not torch.strided:
-                raise self._not_strided("nested" if out.is_nested else f"{out.layout}".removeprefix("torch."))
-
-    def _not_strided(self, kind: str) -> UnsupportedOpError:
-        said = f"{self.emitter.call} makes a tensor that is more than memory and strides: {kind}"
-        return UnsupportedOpError(said, self.emitter.location)
-
     def _fresh_constant(self, func: OpOverload, real: torch.Tensor) -> torch.Tensor:
         """``torch.tensor(...)`` in the user's function: a constant, or an input where it has more than one value."""
         with self._fake_mode:
@@ -369,14 +281,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif shared is None and not final and self._decomposed(func, name, args, kwargs, outs):
             return
         self._extern(func, args, kwargs, outs, reason, shared, positions)
-
-    def _check_dtypes(
-        self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: Sequence[torch.Tensor] = ()
-    ) -> None:
-        """:func:`check_dtypes`, which asks the library for CPUs; :func:`check_layout` as well."""
-        if not self.emitter.for_gpu:
-            check_layout(func, args)
-            check_dtypes(func, args, kwargs, outs)
 
     def _is_whole(self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> bool:
         """Whether a call goes to the library although PyTorch has a decomposition of it. On a CPU resampling does; it
@@ -518,108 +422,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (Declined, TypeRuleError):
             return False
         return True
-
-    # In-place calls
-
-    def _mutate(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
-        if not self._decomposing:
-            check_overlap(func, args, kwargs)
-            if name.endswith("_"):
-                self._check_dtypes(func, args, kwargs)
-        packet = self._functional(name)
-        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:
-            return self._in_place(func, name, packet, args, kwargs)
-        if packet is not None and written and all(w in kwargs for w in written):
-            return self._into_outs(func, packet, written, args, dict(kwargs))
-        decomposition = decompositions().get(func)
-        if decomposition is not None:
-            with self:
-                return decomposition(*args, **kwargs)
-        raise UnsupportedOpError(
-            f"{self.emitter.call} changes its operands in a way that is not known", self.emitter.location
-        )
-
-    def _functional(self, name: str) -> Any:
-        base = _FUNCTIONAL_NAMES.get(name, name.removesuffix("_"))
-        return getattr(torch.ops.aten, base, None)
-
-    def _in_place(self, func: OpOverload, name: str, packet: Any, args: Arguments, kwargs: Keywords) -> Any:
-        target: torch.Tensor = args[0]
-        if name in ("detach_", "requires_grad_"):
-            return target
-        if name in _RELABELS:
-            self.relabelled.setdefault(id(target), (target, target.shape, target.stride()))
-            with self:
-                view = packet(*args, **kwargs)
-            self._run_fake(func, args, kwargs)
-            self._hold(target, self.handle(view))
-            return target
-        if name == "bernoulli_" and len(args) == 1 and not kwargs:  # without p the other form draws from its operand
-            args = (target, 0.5)
-        shape = tuple(target.shape)
-        self._run_fake(func, args, kwargs)  # raises what eager would
-        if tuple(target.shape) != shape:
-            raise UnsupportedOpError(f"{self.emitter.call} resizes a tensor", self.emitter.location)
-        call = self.emitter.call
-        if name == "copy_":
-            value = self.value(args[1])
-        elif name in ("zero_", "fill_"):
-            filler = args[1] if name == "fill_" else 0
-            self.emitter.results = (tensor_type(target),)
-            if isinstance(filler, torch.Tensor):
-                value = self.value(filler)
-            else:
-                value = self.emitter.constant(filler, self.emitter.out.dtype)
-        else:
-            before = len(self.memories)
-            with self:
-                made = self._drawn_as_it_lies(name, packet, args, kwargs)
-                made = packet(*args, **kwargs) if made is None else made
-            value = self._taken(made, before)
-        self.emitter.call = call
-        self._store(target, value)
-        return target
-
-    def _drawn_as_it_lies(self, name: str, packet: Any, args: Arguments, kwargs: Keywords) -> Any:
-        """Random numbers for a tensor whose axes lie in another order, in which PyTorch draws them on a CPU; None for
-        other calls."""
-        target: torch.Tensor = args[0]
-        if name not in DRAWN or not self.emitter.is_on_cpu(target) or isinstance((*args, None)[1], torch.Tensor):
-            return None
-        order = memory_order(target)
-        if order == tuple(range(target.dim())):
-            return None
-        if name == "normal_":
-            raise UnsupportedOpError(
-                "normal numbers are drawn in an order of their own for memory that is not row-major",
-                self.emitter.location,
-            )
-        return drawn_as_it_lies(packet, order, *args, **kwargs)
-
-    def _into_outs(
-        self, func: OpOverload, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]
-    ) -> Any:
-        given = dict(kwargs)
-        targets = [kwargs.pop(name) for name in written]
-        call = self.emitter.call
-        before = len(self.memories)
-        with self:
-            made = tensors_in(packet(*args, **kwargs))
-        self.emitter.call = call
-        for target, tensor in zip(targets, made, strict=True):
-            if target.shape != tensor.shape:
-                raise UnsupportedOpError(
-                    f"{call} resizes its out= tensor from {list(target.shape)} to {list(tensor.shape)}",
-                    self.emitter.location,
-                )
-            casts = torch.Tag.pointwise in func.tags
-            if target.dtype != tensor.dtype and not (casts and takes_outs(func, args, given)):
-                raise UnsupportedOpError(
-                    f"{call} gives {tensor.dtype}, and its out= tensor has {target.dtype}", self.emitter.location
-                )
-            self._store(target, self._taken(tensor, before))
-        return targets[0] if len(targets) == 1 else tuple(targets)
 
 
 def _is_made_of_others(kind: type) -> bool:
