@@ -60,22 +60,28 @@ SWIGLU = """graph @g(%x: bf16[19, 70], %w: bf16[40, 70], %v: bf16[40, 70]) {
   return %d
 }"""
 
-BATCHED = """graph @b(%x: f32[3, 19, 50], %w: f32[3, 50, 45], %s: f32[3, 1, 45]) {
-  %h = matmul(%x, %w) : f32[3, 19, 45]
-  %y = mul(%h, %s) : f32[3, 19, 45]
-  return %y, %h
-}"""
 
-EXPERTS = """graph @e(%x: bf16[19, 50], %w: bf16[3, 50, 100], %v: bf16[3, 50, 100], %p: bf16[19, 3]) {
-  %a = einsum(%x, %w) {equation="td,edf->tef"} : bf16[19, 3, 100]
-  %b = einsum(%x, %v) {equation="td,edf->tef"} : bf16[19, 3, 100]
-  %c = silu(%a) : bf16[19, 3, 100]
-  %d = mul(%c, %b) : bf16[19, 3, 100]
-  %q = reshape(%p) : bf16[19, 3, 1]
-  %h = mul(%d, %q) : bf16[19, 3, 100]
-  return %h
-}"""
-"""Columns of two axes, which are not one in memory."""
+def batched(rows: int, columns: int) -> str:
+    """A product of which the kernel gives two results."""
+    return f"""graph @b(%x: f32[3, {rows}, 50], %w: f32[3, 50, {columns}], %s: f32[3, 1, {columns}]) {{
+      %h = matmul(%x, %w) : f32[3, {rows}, {columns}]
+      %y = mul(%h, %s) : f32[3, {rows}, {columns}]
+      return %y, %h
+    }}"""
+
+
+def experts(rows: int, columns: int) -> str:
+    """Columns of two axes, which are not one in memory."""
+    weights = f"bf16[3, 50, {columns}]"
+    return f"""graph @e(%x: bf16[{rows}, 50], %w: {weights}, %v: {weights}, %p: bf16[{rows}, 3]) {{
+      %a = einsum(%x, %w) {{equation="td,edf->tef"}} : bf16[{rows}, 3, {columns}]
+      %b = einsum(%x, %v) {{equation="td,edf->tef"}} : bf16[{rows}, 3, {columns}]
+      %c = silu(%a) : bf16[{rows}, 3, {columns}]
+      %d = mul(%c, %b) : bf16[{rows}, 3, {columns}]
+      %q = reshape(%p) : bf16[{rows}, 3, 1]
+      %h = mul(%d, %q) : bf16[{rows}, 3, {columns}]
+      return %h
+    }}"""
 
 
 def both_outer(rows: int, columns: int) -> str:
@@ -105,11 +111,23 @@ EVERY = [
 ]
 
 
+PROGRAMS = {
+    "linear": (linear(19, 50, 45), linear(19, 50, 45)),
+    "whole tiles": (linear(32, 64, 64), linear(8, 32, 16)),
+    "swiglu": (SWIGLU, SWIGLU),
+    "batched": (batched(19, 45), batched(5, 21)),
+    "strided": (STRIDED, STRIDED),
+    "experts": (experts(19, 100), experts(3, 11)),
+    "both outer": (both_outer(100, 110), both_outer(9, 11)),
+}
+"""Each for a matmul, and for a matvec, of which the interpreter takes each line by itself."""
+
+
 @pytest.mark.parametrize("schedule", EVERY, ids=str)
-@pytest.mark.parametrize("text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED, EXPERTS, ""])
-def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
-    if not text:  # the interpreter takes each line of a matvec by itself
-        text = both_outer(9, 11) if isinstance(schedule, GpuGemvSchedule) else both_outer(100, 110)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_same_results_however_it_is_cut(program: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
+    matmul, matvec = PROGRAMS[program]
+    text = matvec if isinstance(schedule, GpuGemvSchedule) else matmul
     made = run(text, schedule)
     assert made.kernels == (["gemm", "gemm"] if schedule.split > 1 else ["gemm"])
 
@@ -170,7 +188,7 @@ def kernel_of(text: str) -> Kernel:
 
 def test_free_axes_that_are_not_one_in_memory_are_tiled_apart() -> None:
     """Experts' weights ``[e, d, f]`` come by TMA, expert after expert; few columns each would leave tiles empty."""
-    text = EXPERTS.replace("19", "4096").replace("50", "2048")
+    text = experts(4096, 100).replace("50", "2048")
     for columns, batches in ((1024, 3), (24, 1)):
         kernel = kernel_of(text.replace("100", str(columns)))
         assert f"b:{batches}" in print_kernel(kernel)
