@@ -49,6 +49,12 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
+def all_cases(pytestconfig: pytest.Config) -> bool:
+    """Whether a test that chooses among its cases is to take them all."""
+    return bool(pytestconfig.getoption("--all-cases"))
+
+
+@pytest.fixture(scope="session")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with fusec's runtime and NumPy alone."""
     return environment_of_runtime(tmp_path_factory.mktemp("clean"))

@@ -9,7 +9,7 @@ combinations of three values and more, never a value nor a pair.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from itertools import combinations
 
 import pytest
@@ -24,11 +24,15 @@ def covering(cases: Sequence[Mapping[str, Hashable]], strength: int = 2) -> list
     cases: of each the parameters, and what stands for their values. Greedy: the case with most that is missing
     is next, of several the first.
     """
-    held = [_held(case, strength) for case in cases]
-    missing = set[Assignment]().union(*held)
+    return covering_sets([_held(case, strength) for case in cases])
+
+
+def covering_sets(held: Sequence[Set[Hashable]]) -> list[int]:
+    """Numbers of sets that together hold all that any of them holds: the greedy choice of :func:`covering`."""
+    missing = set[Hashable]().union(*held)
     chosen = []
     while missing:
-        best = max(range(len(cases)), key=lambda n: (len(held[n] & missing), -n))
+        best = max(range(len(held)), key=lambda n: (len(held[n] & missing), -n))
         missing -= held[best]
         chosen.append(best)
     return sorted(chosen)

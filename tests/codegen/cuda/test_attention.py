@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
+from cubins import telling  # noqa: E402
 from fixed import RefusedError  # noqa: E402
 from hopper_attention_cases import (  # noqa: E402
     CASES,
@@ -25,7 +26,6 @@ from hopper_attention_cases import (  # noqa: E402
 )
 
 import fusec  # noqa: E402
-from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.emit import emit_kernel  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
@@ -38,13 +38,12 @@ SM_90 = gpu_target("cuda:sm_90")
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
-@pytest.mark.parametrize("name", CASES)
-def test_compiles_without_spills(name: str) -> None:
-    function, shapes, schedule = CASES[name]
-    module = compile_kernels([lowered(function, shapes, schedule, torch.bfloat16)], SM_90)
-    (cubin,) = module.cubins.values()
-    assert cubin.code.startswith(b"\x7fELF")
-    assert cubin.spills <= 160
+def test_compiles_without_spills(all_cases: bool) -> None:
+    kernels = {name: lowered(*case, torch.bfloat16) for name, case in CASES.items()}
+    sources = {name: [emit_kernel(kernel, SM_90)] for name, kernel in kernels.items()}
+    for name, cubin in telling(sources, SM_90, whole=all_cases):
+        assert cubin.code.startswith(b"\x7fELF"), name
+        assert cubin.spills <= 160, name
 
 
 def test_plan_of_a_causal_mask() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "triton"))
+from cubins import telling
 from cuda_cases import POINTWISE, PRODUCTS
 from triton_cases import CASES
 
@@ -28,11 +30,12 @@ try:
 except TargetError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-SHARED = {
-    name: text
-    for name, text in CASES.items()
-    if {r.kind for r in lower(parse(text), "cuda:sm_90").program.reports} <= {"map", "row"}
-}
+
+@cache
+def shared() -> dict[str, str]:
+    """Triton's cases whose kernels CUDA C++ has too."""
+    kinds = {n: {r.kind for r in lower(parse(t), "cuda:sm_90").program.reports} for n, t in CASES.items()}
+    return {name: text for name, text in CASES.items() if kinds[name] <= {"map", "row"}}
 
 
 def written(text: str, target: str) -> ModuleSource:
@@ -45,23 +48,14 @@ def compiled(text: str, target: str) -> CudaModule:
     return compile_sources(written(text, target), gpu_target(target))
 
 
-@pytest.mark.parametrize("name", [*SHARED, *POINTWISE, *PRODUCTS])
-def test_compiles_without_the_card(name: str) -> None:
-    """For Hopper where its text is another; every text for every card: ``python -m tests.campaigns.cards``."""
-    seen: set[tuple[str, ...]] = set()
-    for target in ("cuda:sm_80", "cuda:sm_90"):
-        source = written((SHARED | POINTWISE | PRODUCTS)[name], target)
-        texts = tuple(k.text for k in source.kernels)
-        if texts not in seen:
-            seen.add(texts)
-            compiles(source, target)
-
-
-def compiles(source: ModuleSource, target: str) -> None:
-    for cubin in compile_sources(source, gpu_target(target)).cubins.values():
-        assert cubin.code.startswith(b"\x7fELF")
-        assert 0 < cubin.registers <= 255
-        assert cubin.spills <= 512  # ptxas keeps some wide rows of doubles and bools in memory for sm_80
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_compiles_without_the_card(target: str, all_cases: bool) -> None:
+    """Every text for every card: ``python -m tests.campaigns.cards``."""
+    sources = {name: written(text, target).kernels for name, text in (shared() | POINTWISE | PRODUCTS).items()}
+    for name, cubin in telling(sources, gpu_target(target), whole=all_cases):
+        assert cubin.code.startswith(b"\x7fELF"), name
+        assert 0 < cubin.registers <= 255, name
+        assert cubin.spills <= 512, name  # ptxas keeps some wide rows of doubles and bools in memory for sm_80
 
 
 def test_hoppers_own_instructions_are_used() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from cubins import cubins  # noqa: E402
+from cubins import cubins, telling  # noqa: E402
 from fixed import RefusedError  # noqa: E402
 from mma_attention_cases import (  # noqa: E402
     CASES,
@@ -31,28 +31,23 @@ from fusec.target.gpu import gpu_target  # noqa: E402
 SM_80 = gpu_target("cuda:sm_80")
 
 
-ANY_ADDRESS = ("plain", "two buffers", "odd length", "causal", "heads of 80", "bias, odd length", "joined heads")
-"""Compiled for addresses that are no multiple of 16 bytes, too. All others: ``python -m tests.campaigns.cards``."""
-
-
-def compiles(name: str, target: str, *, unaligned: bool) -> None:
-    function, shapes, schedule = CASES[name]
-    kernel = lowered(function, shapes, schedule, torch.bfloat16, target)
-    for cubin in cubins(kernel, target, unaligned=unaligned).values():
-        assert cubin.code.startswith(b"\x7fELF")
-        assert cubin.spills <= 160
-
-
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
-@pytest.mark.parametrize("name", CASES)
-def test_compiles_without_the_card(name: str) -> None:
-    compiles(name, "cuda:sm_80", unaligned=name in ANY_ADDRESS)
+def test_compiles_without_the_card(all_cases: bool) -> None:
+    """All for every card: ``python -m tests.campaigns.cards``."""
+    kernels = {name: lowered(*case, torch.bfloat16, SM_80.name) for name, case in CASES.items()}
+    sources = {name: [emit_kernel(kernel, SM_80)] for name, kernel in kernels.items()}
+    for name, cubin in telling(sources, SM_80, whole=all_cases):
+        assert cubin.code.startswith(b"\x7fELF"), name
+        assert cubin.spills <= 160, name
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
 @pytest.mark.parametrize("target", ["cuda:sm_86", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100"])
 def test_compiles_for_other_cards(target: str) -> None:
-    compiles("causal", target, unaligned=False)
+    kernel = lowered(*CASES["causal"], torch.bfloat16, target)
+    (cubin,) = cubins(kernel, target, unaligned=False).values()
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.spills <= 160
 
 
 def test_plan_of_a_causal_mask() -> None:
