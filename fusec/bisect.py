@@ -11,7 +11,7 @@ import numpy as np
 
 from fusec import config
 from fusec.accuracy import as_numpy, library_calls
-from fusec.build import compile_module, gpu_selector, kernel_digests, target_of
+from fusec.build import compile_module, kernel_digests, target_of
 from fusec.errors import FusecError
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
@@ -25,6 +25,7 @@ from fusec.reproducer import Reproducer
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable
+from fusec.selectors import gpu_selector
 from fusec.target.gpu import is_gpu
 
 Array = np.ndarray[Any, Any]

@@ -24,7 +24,6 @@ from fusec.errors import (
     FusecError,
     HostArraysError,
     LoweringError,
-    TargetError,
 )
 from fusec.frontend.capture import Capture, Library, frozen
 from fusec.ir.graph import Graph
@@ -34,15 +33,15 @@ from fusec.location import Location
 from fusec.modules import NoKernels, load_module
 from fusec.options import PRECISIONS, Precision, check_choice, check_switch
 from fusec.retrying import compile_with_others
-from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
+from fusec.runtime.cache import DiskCache, Entry, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
+from fusec.selectors import gpu_selector, gpu_tuning_selector, machine_of, measured_rates, tuning_selector
 from fusec.target.cpu import CpuTarget, cpu_target
-from fusec.target.gpu import GpuTarget, gpu_target, is_device, is_gpu, require_device
+from fusec.target.gpu import gpu_target, is_gpu
 from fusec.target.rates import Rates, usual_rates
 from fusec.tile.kernel import Kernel
-from fusec.tuning.machines import known_gpu_rates, known_rates, machine_facts
 
 if TYPE_CHECKING:
     from fusec.passes.select import Selector
@@ -117,7 +116,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         "graph": content_key(print_graph(anonymous)),
         "library": library,
         "machine": repr(machine),
-        "rates": _spelled(_rates(machine)),
+        "rates": _spelled(measured_rates(machine)),
         "options": asked,
         "passes left out": ", ".join(sorted(disabled)),
         "GPU language": config.gpu_language(),
@@ -200,22 +199,6 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     return Built(executable, found.from_cache, found.seconds)
 
 
-def machine_of(target: str) -> CpuTarget | GpuTarget:
-    """The description of a target. TargetError for one that is not known, or not here where it must be."""
-    return _gpu_machine(target) if is_gpu(target) else cpu_target(target)
-
-
-def _gpu_machine(name: str) -> GpuTarget:
-    """A GPU, with the rates that were measured where it is one of this process."""
-    found = gpu_target(name)
-    if not is_device(name):
-        return found
-    import torch
-
-    rates = known_gpu_rates(found, torch.cuda.get_device_name(int(name.partition(":")[2] or "0")))
-    return found if rates is None else replace(found, rates=rates)
-
-
 def _same_locations(built: Built, locations: list[Location]) -> bool:
     """Whether an executable names these lines of the user's source; another function may have the same graph."""
     fused = (op.location for report in built.executable.program.reports for op in report.fused)
@@ -256,7 +239,7 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
     machine = machine_of(target)
     if library == "torch" and isinstance(machine, CpuTarget):
         program = lowered.program
-        more = (_rates(machine) or usual_rates(machine, 1)).tensors
+        more = (measured_rates(machine) or usual_rates(machine, 1)).tensors
         lowered = replace(lowered, program=replace(program, overhead=program.overhead + more))
     passes = sum(lowered.seconds.values())
     seconds = {**lowered.seconds, "codegen": time.perf_counter() - start - passes}
@@ -291,7 +274,10 @@ def run_passes(
 
     selector: Selector | GpuSelector | None = None
     if options.tune:
-        selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
+        if is_gpu(target):
+            selector = gpu_tuning_selector(target, target_of(graph), compile_module, options.tune)
+        else:
+            selector = tuning_selector(target, options.tune)
     elif is_gpu(target):
         made = gpu_selector(target, dict(options.usual))
         selector = replace(made, calls=library == "torch", refused=refused)
@@ -302,84 +288,13 @@ def run_passes(
         check=config.verifies(),
         precision=options.precision,
         selector=selector,
-        rates=_rates(machine_of(target)),
+        rates=measured_rates(machine_of(target)),
     )
     return lowered
 
 
 def _spelled(rates: Rates | None) -> str:
     return "usual" if rates is None else f"measured {content_key(rates.to_json())[:12]}"
-
-
-def _rates(machine: CpuTarget | GpuTarget) -> Rates | None:
-    """What was measured of this machine, where it is the target."""
-    return known_rates(machine) if isinstance(machine, CpuTarget) else None
-
-
-def gpu_selector(target: str, usual: Mapping[str, int] | None = None) -> GpuSelector:
-    """A selector that has kernels written in CUDA C++ where they can be compiled; ``usual`` as in :class:`Options`."""
-    from fusec.passes.select_gpu import GpuSelector
-
-    cuda, triton = _languages(target)
-    return GpuSelector(_gpu_machine(target), cuda, triton, usual or {})
-
-
-def _languages(target: str) -> tuple[bool, bool]:
-    """Whether kernels may be written in CUDA C++, and in Triton."""
-    from fusec.codegen.cuda.nvrtc import has_nvrtc
-
-    language = config.gpu_language()
-    cuda = language == "cuda" or (language == "both" and has_nvrtc())
-    return cuda and not target.startswith("hip"), language != "cuda"
-
-
-def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
-    """A selector that measures on the device of the graph. TargetError where it can't run code for the target."""
-    from fusec.passes.tune_gpu import GpuTuningSelector
-    from fusec.progress import tuning_bar
-    from fusec.tuning.measure_gpu import GpuMeasure
-
-    target, device = gpu_target(name), target_of(graph)
-    try:
-        require_device(target.backend, target.arch, int(device.partition(":")[2] or "0"))
-    except (TargetError, ValueError) as error:
-        raise TargetError(
-            f"schedules for {name} can't be measured on this machine ({error}); leave tune= out"
-        ) from None
-    import torch
-
-    facts = (repr(target), torch.cuda.get_device_name(device), torch.__version__, *versions())
-    return GpuTuningSelector(
-        _gpu_machine(name),
-        *_languages(name),
-        measure=GpuMeasure(target, device, compile_module, name),
-        effort=options.tune or "quick",
-        facts=facts,
-        remembered=TuningStore(config.cache_dir()),
-        progress=tuning_bar,
-    )
-
-
-def _tuning_selector(name: str, effort: Literal["quick", "full"]) -> Selector:
-    """A selector that measures. TargetError where the target is not this machine."""
-    from fusec.passes.tune import TuningSelector  # with the compiler, which a cached program does without
-    from fusec.progress import tuning_bar
-    from fusec.tuning.measure import CpuMeasure
-
-    target = cpu_target(name)
-    if not target.runs_here:
-        raise TargetError(f"schedules for {target.name} can't be measured on this machine; leave tune= out")
-    store = TuningStore(config.cache_dir())
-    return TuningSelector(
-        target,
-        target.cores,
-        rates=_rates(target),
-        measure=CpuMeasure(target),
-        effort=effort,
-        facts=(*machine_facts(target), *versions()),
-        remembered=store,
-        progress=tuning_bar,
-    )
 
 
 def compile_module(program: Program) -> Module:

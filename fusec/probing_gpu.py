@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any
 
 from fusec.api import jit, lower, trace
-from fusec.build import machine_of
 from fusec.errors import CacheError
 from fusec.report import predicted_seconds
 from fusec.runtime.cache import write_whole
+from fusec.selectors import machine_of
 from fusec.target.gpu import GpuTarget
 from fusec.target.gpu_rates import GpuRates
 from fusec.tuning.machines import gpu_profile_path

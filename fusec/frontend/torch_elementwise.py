@@ -197,7 +197,7 @@ def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
         case 2:
             return e.emit("mul", x, x)
         case 3:
-            return _in_f32(e, lambda v: e.emit("mul", e.emit("mul", v, v), v), x)
+            return in_f32(e, lambda v: e.emit("mul", e.emit("mul", v, v), v), x)
         case 0.5 | -0.5 if x.type.dtype is f16 and e.is_on_cpu(x.type):
             root = _root_of_c(e, x)
             return root if exponent == 0.5 else e.emit("div", e.constant(1, x.type.dtype), root)
@@ -208,7 +208,7 @@ def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
         case -1:
             return e.emit("div", e.constant(1, e.out.dtype), x)
         case -2:
-            return _in_f32(e, lambda v: e.emit("div", e.constant(1, v.type.dtype), e.emit("mul", v, v)), x)
+            return in_f32(e, lambda v: e.emit("div", e.constant(1, v.type.dtype), e.emit("mul", v, v)), x)
     return binary(e, "pow", x, exponent)
 
 
@@ -219,7 +219,7 @@ def _root_of_c(e: Emitter, x: Value) -> Value:
     return e.emit("select", below, e.constant(inf, x.type.dtype), root)
 
 
-def _in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:
+def in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:
     """Several ops as PyTorch's one kernel does them: half types in f32, rounded once."""
     dtype = x.type.dtype
     wide = dtype.accumulator
@@ -286,10 +286,6 @@ def _clamp_max(e: Emitter, x: Value, max: Operand) -> Value:
     return clamp(e, x, None, max)
 
 
-def _hardtanh(e: Emitter, x: Value, min_val: Scalar = -1, max_val: Scalar = 1) -> Value:
-    return clamp(e, x, min_val, max_val)
-
-
 def _where(e: Emitter, condition: Value, self: Operand, other: Operand) -> Value:
     dtype = e.out.dtype
     return e.emit("select", e.truth(condition), e.value(self, dtype), e.value(other, dtype))
@@ -297,54 +293,6 @@ def _where(e: Emitter, condition: Value, self: Operand, other: Operand) -> Value
 
 def _masked_fill(e: Emitter, x: Value, mask: Value, value: Operand) -> Value:
     return e.emit("select", e.truth(mask), e.value(value, x.type.dtype), x)
-
-
-def _relu(e: Emitter, x: Value) -> Value:
-    return e.emit("relu", x)
-
-
-def _leaky_relu(e: Emitter, x: Value, negative_slope: Scalar = 0.01) -> Value:
-    def compute(v: Value) -> Value:
-        zero = e.constant(0, v.type.dtype)
-        scaled = e.emit("mul", v, e.constant(negative_slope, v.type.dtype))
-        return e.emit("select", e.emit("gt", v, zero), v, scaled)
-
-    return _in_f32(e, compute, x)
-
-
-def _elu(e: Emitter, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
-    """``scale * x`` from 0 on, below ``scale * alpha * (exp(x * input_scale) - 1)``."""
-
-    def compute(v: Value) -> Value:
-        dtype = v.type.dtype
-        scaled = v if input_scale == 1 else e.emit("mul", v, e.constant(input_scale, dtype))
-        below = e.emit("mul", e.emit("expm1", scaled), e.constant(alpha * scale, dtype))
-        above = v if scale == 1 else e.emit("mul", v, e.constant(scale, dtype))
-        return e.emit("select", e.emit("lt", v, e.constant(0, dtype)), below, above)
-
-    if not e.out.dtype.is_float or any(isinstance(number, complex) for number in (alpha, scale, input_scale)):
-        raise Declined("of integers or complex numbers")
-    return _in_f32(e, compute, x)
-
-
-def _celu(e: Emitter, x: Value, alpha: Scalar = 1) -> Value:
-    inverse = 1 / alpha if alpha else inf
-    if abs(inverse) > 3.4e38:
-        raise Declined(f"with alpha {alpha}, whose inverse the library refuses", final=True)
-    return _elu(e, x, alpha, 1, inverse)
-
-
-def _softshrink(e: Emitter, x: Value, lambd: Scalar = 0.5) -> Value:
-    """Towards 0 by ``lambd``; 0 from ``-lambd`` to ``lambd``."""
-
-    def compute(v: Value) -> Value:
-        dtype = v.type.dtype
-        high, low = e.constant(lambd, dtype), e.constant(-lambd, dtype)
-        inside = e.emit("logical_and", e.emit("ge", v, low), e.emit("le", v, high))
-        outside = e.emit("select", e.emit("gt", v, high), e.emit("sub", v, high), e.emit("add", v, high))
-        return e.emit("select", inside, e.constant(0, dtype), outside)
-
-    return _in_f32(e, compute, x)
 
 
 def _square(e: Emitter, x: Value) -> Value:
@@ -398,21 +346,6 @@ def _shift(op: str) -> Lowering:
         return e.emit(op, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
 
     return lower
-
-
-def _float_activation(op: str) -> Lowering:
-    def lower(e: Emitter, x: Value) -> Value:
-        if not e.out.dtype.is_float:
-            raise Declined(f"of {x.type.dtype}")
-        return e.emit(op, e.cast(x, e.out.dtype))
-
-    return lower
-
-
-def _softplus(e: Emitter, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
-    if beta != 1 or threshold != 20:
-        raise Declined("beta or threshold is not the default")
-    return e.emit("softplus", x)
 
 
 def _addcmul(e: Emitter, x: Value, tensor1: Value, tensor2: Value, *, value: Scalar = 1) -> Value:
@@ -483,17 +416,8 @@ ELEMENTWISE: dict[str, Lowering] = {
     "clamp": clamp,
     "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
-    "hardtanh": _hardtanh,
     "where": _where,
     "masked_fill": _masked_fill,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "elu": _elu,
-    "celu": _celu,
-    "softshrink": _softshrink,
-    "sigmoid": _float_activation("sigmoid"),
-    "silu": _float_activation("silu"),
-    "softplus": _softplus,
     "square": _square,
     "reciprocal": _reciprocal,
     "addcmul": _addcmul,

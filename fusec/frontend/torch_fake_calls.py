@@ -62,7 +62,7 @@ class FakeCalls(TracedTensors):
                 return known if known is not None else func(*args, **kwargs)
         except DataDependentOutputException:
             if self.row_sets is not None and func is torch.ops.aten._local_scalar_dense.default:
-                number = self.row_sets.known(self.value(args[0]))
+                number = self.row_sets.conditions.known(self.value(args[0]))
                 if number is not None:
                     return number.item()
             if is_branch(func, args):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from fusec.frontend.torch_activations import ACTIVATIONS
 from fusec.frontend.torch_contract import CONTRACTIONS
 from fusec.frontend.torch_convolution import CONVOLUTIONS
 from fusec.frontend.torch_create import CREATIONS
@@ -28,6 +29,7 @@ Lowering = Callable[..., Value | Sequence[Value]]
 
 VALUES: dict[str, Lowering] = {
     **ELEMENTWISE,
+    **ACTIVATIONS,
     **REDUCTIONS,
     **CONTRACTIONS,
     **CONVOLUTIONS,

@@ -15,26 +15,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch._ops import OpOverload
 
 from fusec.errors import DataDependentError
+from fusec.frontend.torch_conditions import Conditions
 from fusec.frontend.torch_emit import Emitter
 from fusec.frontend.torch_fake import tensors_in
 from fusec.frontend.torch_loop_bodies import LoopBody
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_row_rules import COPIES, POINTWISE, RULES, VIEWS, Shape, reshaped
-from fusec.ir.attributes import Attributes, ReduceAttributes, SliceAttributes
 from fusec.ir.nodes import Op, Value
-from fusec.ir.types import bool_
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 Proceed = Callable[[], Any]
-
-MOST_KNOWN = 4096
-"""Elements of a value that is computed while tracing, at most."""
 
 
 class ChosenRowsError(DataDependentError):
@@ -121,6 +116,7 @@ class RowSets:
 
     def __init__(self, trace: Tracing) -> None:
         self._trace = trace
+        self.conditions = Conditions(trace.made_by)
         self._rows: dict[int, tuple[torch.Tensor, Rows]] = {}
         self._sets: dict[Value, RowSet] = {}
         self._reads: dict[int, _Read] = {}
@@ -333,25 +329,12 @@ class RowSets:
             return made
         if first is None or rest or first.numel() != 1 or first.dim() > 1 or not x.dim():
             return None
-        known = self.known(self._trace.value(first))
+        known = self.conditions.known(self._trace.value(first))
         if known is None:
             return None
         with self._trace:  # type: ignore[attr-defined]
             picked = x.select(0, int(known.reshape(())))
             return (picked if first.dim() == 0 else picked.unsqueeze(0)).clone()
-
-    def known(self, value: Value, depth: int = 16) -> np.ndarray[Any, Any] | None:
-        """The elements of a value that the code alone says; None where data does, or where they are many."""
-        made = self._trace.made_by(value)
-        if made is None or not depth or not value.type.is_static or value.type.size > MOST_KNOWN:
-            return None
-        if made.definition.kind not in ("create", "elementwise", "view"):
-            return None
-        operands = [self.known(v, depth - 1) for v in made.operands]
-        if any(x is None for x in operands):
-            return None
-        (found,) = made.definition.reference(tuple(x for x in operands if x is not None), made.attributes)
-        return np.asarray(found)
 
     # Loops over positions
 
@@ -378,59 +361,8 @@ class RowSets:
         if any(step.of is not of for step, _ in self._steps):
             raise self.refused(f"{self._trace.emitter.call} in a step that other rows are needed for")
         for hit, candidate in self.hits:
-            if not self._implies(of.condition, hit.condition, candidate):
+            if not self.conditions.implies(of.condition, hit.condition, candidate):
                 raise self.refused(f"{self._trace.emitter.call} in a loop over chosen positions")
-
-    def _implies(self, condition: Value, hits: Value, candidate: int) -> bool:
-        """Whether an element of a condition that holds makes that one of ``hits`` hold: this one counts them.
-
-        ``hits`` is ``x.sum(others) > 0`` of an ``x`` without negative elements, or ``x.any(others)``; the condition is
-        made of views of ``x[candidate]``.
-        """
-        total = self._peeled(hits, ("cast", "copy", "gt", "ne"))
-        counted = self._trace.made_by(total)
-        if counted is None or not isinstance(counted.attributes, ReduceAttributes):
-            return False
-        axes = counted.attributes.axes
-        (x,) = counted.operands
-        if counted.name not in ("reduce_sum", "reduce_any", "reduce_max") or axes != tuple(range(1, x.type.rank)):
-            return False
-        root, views = self._through_views(x)
-        own, steps = self._through_views(condition)
-        if own is not root or steps[: len(views)] != views or len(steps) == len(views):
-            return False
-        made = self._trace.made_by(root)
-        is_count = root.type.dtype is bool_ or (
-            made is not None and made.name == "cast" and made.operands[0].type.dtype is bool_
-        )
-        cut = steps[len(views)]
-        if not is_count or not isinstance(cut, SliceAttributes):
-            return False
-        whole = SliceAttributes.of_axes(x.type.static_shape, {0: (candidate, candidate + 1)})
-        return cut == whole
-
-    def _peeled(self, value: Value, names: Sequence[str]) -> Value:
-        """What a value is made of by ops that keep whether it is 0: comparisons are with 0."""
-        made = self._trace.made_by(value)
-        while made is not None and made.name in names:
-            if made.name in ("gt", "ne"):
-                zero = self.known(made.operands[1])
-                if zero is None or zero.any():
-                    break
-            value = made.operands[0]
-            made = self._trace.made_by(value)
-        return value
-
-    def _through_views(self, value: Value) -> tuple[Value, list[Attributes]]:
-        """What a value shows, and the views from there on."""
-        steps: list[Attributes] = []
-        while True:
-            value = self._peeled(value, ("copy", "ne"))
-            made = self._trace.made_by(value)
-            if made is None or made.definition.kind != "view":
-                return value, steps[::-1]
-            steps.append(made.attributes)
-            value = made.operands[0]
 
     # Sums
 

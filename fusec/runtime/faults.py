@@ -1,16 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which exceptions that end a capture or a compilation are bugs in fusec."""
+"""What exceptions that end a capture or a compilation are: the user's, refusals, or bugs in fusec."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Literal
 
 from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, TypeRuleError, VerifyError, capped
 from fusec.frontend.capture import is_of_library, run_user
+from fusec.runtime.telling import Cause
 
 _BROKEN = VerifyError | LoweringError | CodegenError | TypeRuleError
+
+Stage = Literal["call", "capture", "compile"]
+"""What ended with an error: arguments that don't fit the function's parameters, the capture, or all after it."""
+
+
+def cause_of(error: Exception, stage: Stage) -> Cause:
+    """Why calls run as written after an error in a stage."""
+    if (stage == "capture" and is_capture_fault(error)) or (stage == "compile" and is_compile_fault(error)):
+        return "fault"
+    return "known" if isinstance(error, FusecError) else "raised"
+
+
+def reason_of(error: Exception, cause: Cause) -> str:
+    """The cause in words, as the user is told."""
+    if cause == "fault":
+        return fault_reason(error)
+    return f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
 
 
 def is_compile_fault(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from fusec import tracing
 from fusec.config import logger, verifies
@@ -36,7 +36,7 @@ from fusec.runtime.captures import captures
 from fusec.runtime.dynamic import Opening, openings
 from fusec.runtime.entry import Entry, compiled_entry, eager_entry, recorded_entry
 from fusec.runtime.executable import Executable
-from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
+from fusec.runtime.faults import Stage, cause_of, fault_reason, is_capture_fault, reason_of
 from fusec.runtime.frequent import Frequent
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers, integers_in, with_integers
 from fusec.runtime.libraries import is_torch_module, load_capture, needs_autograd
@@ -168,7 +168,7 @@ class Planner:
                 self._branching += 1
                 branches = Branches(self._noted, functools.partial(self._make_way, arrays), self._tell_written)
                 return Plan(eager_entry(arrays, spec, leaves, branches), reason=f"{error}", branches=branches)
-            cause = _cause(error, stage)
+            cause = cause_of(error, stage)
             if cause == "fault" and verifies():
                 raise
             return self._declined_plan(arrays, spec, leaves, error, cause)
@@ -203,10 +203,10 @@ class Planner:
             executable = self.compile(capture)
             entry = compiled_entry(executable, capture, spec, leaves, in_vain, in_vain)
         except Exception as error:
-            cause = _cause(error, stage)
+            cause = cause_of(error, stage)
             if cause == "known" or (cause == "fault" and verifies()):
                 raise
-            reason = _reason(error, cause)
+            reason = reason_of(error, cause)
             if cause == "fault":
                 self.telling.internal_error(self.name, "its calls run as written", reason)
             raise CaptureError(reason) from error
@@ -433,7 +433,7 @@ class Planner:
 
     def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception, cause: Cause) -> Plan:
         """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
-        reason = _reason(error, cause)
+        reason = reason_of(error, cause)
         log.info("%s runs as written: %s", self.name, reason)
         log.debug("%s", reason, exc_info=error)
         plan = self._eager_plan(arrays, spec, leaves, reason, cause=cause)
@@ -521,22 +521,6 @@ class Planner:
 _REFUSALS = (TypeRuleError, ArithmeticError, IndexError)
 """What a function's operations raise for an integer that is out of range: one that it was given, or that no call has
 had. A call with the integer then tells whether the function raises it as written."""
-
-Stage = Literal["call", "capture", "compile"]
-"""What ended with an error: arguments that don't fit the function's parameters, the capture, or all after it."""
-
-
-def _cause(error: Exception, stage: Stage) -> Cause:
-    if (stage == "capture" and is_capture_fault(error)) or (stage == "compile" and is_compile_fault(error)):
-        return "fault"
-    return "known" if isinstance(error, FusecError) else "raised"
-
-
-def _reason(error: Exception, cause: Cause) -> str:
-    """Why calls run as written."""
-    if cause == "fault":
-        return fault_reason(error)
-    return f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
 
 
 def is_on_cpu(arrays: Arrays, leaves: list[Any]) -> bool:
