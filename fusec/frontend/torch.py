@@ -21,7 +21,7 @@ from fusec.frontend.capture import (
     ReferenceSource,
     run_user,
 )
-from fusec.frontend.environment import record_environment
+from fusec.frontend.environment import Environment, Recorder, record_environment
 from fusec.frontend.garbage import left_alone
 from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.raw import in_class
@@ -143,9 +143,7 @@ def _capture(
     if dynamic:
         raise CaptureError("torch functions are captured for static shapes; leave dynamic= out", _location(f))
     names = _argument_names(f, args, kwargs)
-    references = References(f, names)
-    _refuse_hooks(references)
-    _refuse_lazy(references)
+    references = _references(f, names)
     trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None, rows=rows)
     leaves, spec = flatten(args, kwargs, opens)
     recording = _recording(references, leaves) if record else None
@@ -178,24 +176,15 @@ def _capture(
     del result, fakes, given, edited  # a container rebuilt for the run is not to be taken for one that it reads
     graph, sources = results.finish()
     graph = graph if device is None else place(graph, device)
-    inputs = trace.found_inputs(sources)
     graded = recorded is not None
-    distinct = {id(leaf): leaf for leaf in leaves}.values()
-    guards = recorder.finish(
-        is_tensor=is_tensor,
-        is_input=lambda value: id(value) in inputs,
-        graded=graded,
-        leaves=distinct,
-        reached=lambda: References(f, {}).tensors,
-    )
+    guards = _guards(f, recorder, trace.found_inputs(sources), leaves, graded=graded)
     results.settle()
     environment = TorchGuards(
         guards, modes, tuple(trace.ties), tuple(trace.asked.found), graded, bool(references.modules)
     )
     finished = recorded(results.rebuild_leaves) if recorded is not None else None
-    notes = tuple(trace.notes)
     return Capture(
-        *(graph, sources, environment, results.rebuild, "torch", notes, finished, results.takes_given),
+        *(graph, sources, environment, results.rebuild, "torch", tuple(trace.notes), finished, results.takes_given),
         branches=results.branches,
     )
 
@@ -344,6 +333,27 @@ def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: 
     if sets is not None:
         sets.check_ended()
     return result
+
+
+def _guards(
+    f: Callable[..., Any], recorder: Recorder, inputs: set[int], leaves: Sequence[torch.Tensor], *, graded: bool
+) -> Environment:
+    """What must stay as the run has found it. ``inputs``: ids of tensors that inputs of the graph fetch."""
+    return recorder.finish(
+        is_tensor=is_tensor,
+        is_input=lambda value: id(value) in inputs,
+        graded=graded,
+        leaves={id(leaf): leaf for leaf in leaves}.values(),
+        reached=lambda: References(f, {}).tensors,
+    )
+
+
+def _references(f: Callable[..., Any], names: Mapping[str, Any]) -> References:
+    """The tensors and modules that a function reaches. UnsupportedOpError for modules that are more than they show."""
+    references = References(f, names)
+    _refuse_hooks(references)
+    _refuse_lazy(references)
+    return references
 
 
 def _refuse_hooks(references: References) -> None:

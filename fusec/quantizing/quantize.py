@@ -50,15 +50,7 @@ def quantize(
     The result's ``quantization`` is a :class:`QuantizationReport`; its ``str`` is a table by layer. OptionError for
     options that can't be, data without a batch, or a model without such layers.
     """
-    check_choice("scheme", scheme, get_args(Scheme))
-    check_choice("method", method, get_args(Method))
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"fusec.quantize takes a module, not {type(model).__name__}")
-    if not isinstance(budget, int | float) or not 0 <= budget <= 1:
-        raise OptionError(f"budget={budget!r}; it is a share of the weights, from 0 to 1")
-    batches = [_call_of(batch) for batch in data]
-    if not batches:
-        raise OptionError("data= has no batch to calibrate on")
+    batches = _checked(model, data, scheme, method, budget)
     made = copy.deepcopy(model).eval()
     layers: dict[str, _Layer] = {
         name: m for name, m in made.named_modules() if isinstance(m, _KINDS) and type(m) in _KINDS
@@ -111,6 +103,22 @@ class _Noise:
             return inf
         ratio = self.signal / self.noise
         return 10 * log10(ratio) if ratio > 0 else -inf  # of what is not finite, too
+
+
+def _checked(
+    model: object, data: Iterable[Any], scheme: str, method: str, budget: object
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The batches as calls. OptionError for options that can't be."""
+    check_choice("scheme", scheme, get_args(Scheme))
+    check_choice("method", method, get_args(Method))
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"fusec.quantize takes a module, not {type(model).__name__}")
+    if not isinstance(budget, int | float) or not 0 <= budget <= 1:
+        raise OptionError(f"budget={budget!r}; it is a share of the weights, from 0 to 1")
+    batches = [_call_of(batch) for batch in data]
+    if not batches:
+        raise OptionError("data= has no batch to calibrate on")
+    return batches
 
 
 def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
