@@ -89,6 +89,7 @@ EARLIER = (
 )
 
 
+@pytest.mark.sweep
 @WAYS
 @pytest.mark.parametrize("lines", [EQUAL, EARLIER], ids=["documents", "causal within documents"])
 @pytest.mark.parametrize("kind", ["sorted", "shuffled", "one"])
@@ -111,6 +112,7 @@ def test_lengths(schedule: CpuSchedule, target: str, lengths: tuple[int, int]) -
         assert np.isnan(rows.astype(np.float32)).all() == (length == 0)
 
 
+@pytest.mark.sweep
 @WAYS
 @pytest.mark.parametrize("queries", [1, 4, 33])
 @pytest.mark.parametrize("first", [0, 31, 32, 117])
