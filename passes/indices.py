@@ -16,7 +16,7 @@ from fusec.ir.attributes import (
     IotaAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, made_from
 from fusec.ir.indexing import most
 from fusec.ir.interval import bits, closed
 from fusec.ir.monoid import highest, lowest
@@ -185,17 +185,8 @@ class _Facts:
 
     def is_data(self, value: Value) -> bool:
         """Whether a value is made of an input's elements, and not of positions and constants alone."""
-        seen, ahead = set[Value](), [value]
-        while ahead:
-            one = ahead.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            op = self.producers.get(one)
-            if op is None or isinstance(op.attributes, ExternAttributes):
-                return True
-            ahead += op.operands
-        return False
+        made = made_from(self.producers.get, [value])
+        return any(op is None or isinstance(op.attributes, ExternAttributes) for _, op in made)
 
     def _range(self, op: Op) -> Range | None:
         of = [self.range(v) for v in op.operands if v.type.dtype.is_integer or v.type.dtype == bool_]

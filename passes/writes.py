@@ -20,7 +20,7 @@ from fusec.ir.attributes import (
     SliceAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.graph import FusedAttributes, Graph, made_from
 from fusec.ir.index import add, is_at_least, sub
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -145,14 +145,7 @@ def _is_legal(graph: Graph, producers: Mapping[Value, Op], update: Op, but: Set[
 
 def _ancestors(producers: Mapping[Value, Op], values: Sequence[Value]) -> set[Op]:
     """The ops that must have run before these values are there."""
-    found: set[Op] = set()
-    waiting = list(values)
-    while waiting:
-        op = producers.get(waiting.pop())
-        if op is not None and op not in found:
-            found.add(op)
-            waiting += op.operands
-    return found
+    return {op for _, op in made_from(producers.get, values) if op is not None}
 
 
 def _readers(graph: Graph, producers: Mapping[Value, Op], update: Op) -> Iterator[Op]:

@@ -6,7 +6,7 @@ Uses are computed per sweep, never stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.ir.attributes import Attributes, FusedKind
@@ -112,6 +112,26 @@ class FusedAttributes(RegionAttributes):
 
 ROLES: Mapping[FusedKind, type[Roles]] = {"attention": AttentionGroup, "scores": ScoresGroup}
 """The record of each kind that has one."""
+
+
+def made_from(
+    producer: Callable[[Value], Op | None], values: Iterable[Value], through: Callable[[Op], bool] = lambda op: True
+) -> Iterator[tuple[Value, Op | None]]:
+    """Each value once that these are made from, themselves among them, and the op that makes it, None for an input.
+
+    producer: the op that makes a value. through: whether the operands of an op follow.
+    """
+    seen: set[Value] = set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        op = producer(value)
+        yield value, op
+        if op is not None and through(op):
+            waiting += op.operands
 
 
 def substitute(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:

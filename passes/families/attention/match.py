@@ -14,6 +14,7 @@ from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
+from fusec.ir.graph import made_from
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.families.attention.elements import AttentionParts, Elements, find_elements
@@ -291,23 +292,13 @@ def _producer(partition: Partition, value: Value, name: str) -> Op | None:
 
 def _dots_above(partition: Partition, scores: Value) -> list[Op]:
     """Dots of the scores' size that reach them through pointwise ops and views."""
-    found: dict[Op, None] = {}
-    seen: set[Value] = set()
-    stack = [scores]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        op = partition.producers.get(value)
-        if op is None:
-            continue
-        if op.name == "dot":
-            if value.type.count == scores.type.count:
-                found[op] = None
-        elif op in partition.free or op.definition.kind == "elementwise":
-            stack.extend(op.operands)
-    return list(found)
+
+    def through(op: Op) -> bool:
+        return op.name != "dot" and (op in partition.free or op.definition.kind == "elementwise")
+
+    made = made_from(partition.producers.get, [scores], through)
+    dots = (op for value, op in made if op is not None and op.name == "dot" and value.type.count == scores.type.count)
+    return list(dict.fromkeys(dots))
 
 
 def _between(partition: Partition, start: Op, end: Value) -> list[Op]:

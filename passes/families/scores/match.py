@@ -13,6 +13,7 @@ from functools import partial
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.graph import made_from
 from fusec.ir.index import Index, product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
@@ -264,21 +265,14 @@ def _is_small_beside(product: Op, consumer: Op, side: int) -> bool:
 
 def products_above(partition: Partition, value: Value) -> list[Op]:
     """Dots of as many elements as a value has that reach it through pointwise ops and views."""
-    found: dict[Op, None] = {}
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        op = partition.producers.get(current)
-        if current in seen or op is None:
-            continue
-        seen.add(current)
-        if op.name == "dot":
-            if current.type.count == value.type.count:
-                found[op] = None
-        elif op in partition.free or (op.definition.kind == "elementwise" and op not in partition.owner):
-            stack.extend(op.operands)
-    return list(found)
+
+    def through(op: Op) -> bool:
+        is_map = op.definition.kind == "elementwise" and op not in partition.owner
+        return op.name != "dot" and (op in partition.free or is_map)
+
+    made = made_from(partition.producers.get, [value], through)
+    dots = (op for v, op in made if op is not None and op.name == "dot" and v.type.count == value.type.count)
+    return list(dict.fromkeys(dots))
 
 
 def _closed(partition: Partition, made: list[Op]) -> tuple[set[Op], set[Op]]:
