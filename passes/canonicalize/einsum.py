@@ -10,7 +10,7 @@ import opt_einsum
 
 from fusec.ir.attributes import EinsumAttributes, StridedAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import Dim, contiguous_strides
+from fusec.ir.types import Dim, bf16, contiguous_strides, f16, f32
 from fusec.passes.canonicalize.composites import upcast
 from fusec.passes.canonicalize.contractions import dot
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
@@ -116,7 +116,21 @@ def _contraction(r: Rewriter, a: _Term, b: _Term, outside: str) -> _Term:
     if not contracted:
         return _Term(r.emit("mul", _spread(r, a, letters), _spread(r, b, letters)), letters)
     axes = (a.axes(contracted), b.axes(contracted))
-    return _Term(dot(r, a.value, b.value, axes, (a.axes(batch), b.axes(batch))), letters)
+    left, right = _as_multiplied(r, a.value, b.value)
+    return _Term(dot(r, left, right, axes, (a.axes(batch), b.axes(batch)), dtype=a.value.type.dtype), letters)
+
+
+def _as_multiplied(r: Rewriter, *pair: Value) -> tuple[Value, ...]:
+    """Operands of a contraction, of several of half types as the library multiplies them: in that type, so that what
+    was made of others is rounded. Sums of one operand alone are not."""
+    kind = r.op.result.type.dtype
+    if kind not in (f16, bf16) or len(r.operands) < 3 or any(v.type.dtype is not f32 for v in pair):
+        return pair
+    makers = [r.producer(v) for v in pair]
+    if any(made is not None and made.name == "reduce_sum" for made in makers):
+        return pair
+    given = (made.operands[0] if made is not None and made.name == "cast" else None for made in makers)
+    return tuple(x if x is not None and x.type.dtype is kind else r.cast(v, kind) for v, x in zip(pair, given))
 
 
 def _spread(r: Rewriter, term: _Term, letters: str) -> Value:

@@ -33,6 +33,28 @@ def test_a_batched_product_is_one_dot() -> None:
     )
 
 
+def test_several_half_operands_are_multiplied_as_halves() -> None:
+    """As the library does, pair by pair: sums in f32, which are rounded for the next product."""
+    becomes(
+        opened,
+        """
+        graph @g(%x: bf16[9, 4], %y: bf16[4, 8], %z: bf16[8, 2]) {
+          %s = einsum(%x, %y, %z) {equation="ab,bc,cd->ad"} : bf16[9, 2]
+          return %s
+        }
+        """,
+        """
+        graph @g(%x: bf16[9, 4], %y: bf16[4, 8], %z: bf16[8, 2]) {
+          %s_dot = dot(%y, %z) {contract=[1]x[0], dtype=f32} : f32[4, 2]
+          %s_bf16 = cast(%s_dot) : bf16[4, 2]
+          %s_dot_1 = dot(%x, %s_bf16) {contract=[1]x[0], dtype=f32} : f32[9, 2]
+          %s = cast(%s_dot_1) : bf16[9, 2]
+          return %s
+        }
+        """,
+    )
+
+
 def test_a_product_without_a_sum_is_a_mul() -> None:
     becomes(
         opened,
