@@ -16,7 +16,7 @@ import dis
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextvars import ContextVar, Token
 from functools import cached_property, lru_cache
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -286,12 +286,14 @@ class Recorder:
         graded: bool = False,
         leaves: Iterable[object] = (),
         reached: Callable[[], Iterable[object]] = tuple,
+        followed: Container[int] = (),
     ) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
         the function computes with them (``is_input``). ``graded``: a backward is made of it.
 
         ``leaves`` are the call's arrays, each once, ``reached`` gives those that the function can reach besides: where
         code may ask which are one object, UnsupportedOpError for one that is both.
+        ``followed`` has the ids of functions whose results a cache keeps, and which calls make anew.
         """
         self._before.forget_stand_ins()
         loads = {key: _loads_of(code) for key, (code, _) in self._frames.items()}
@@ -317,7 +319,7 @@ class Recorder:
                 writer.visit_object(module, f"module {module.__name__}")
         self._visit_cells(writer, loads)
         remembered = list(self._before.remembered())
-        self._refuse_changes(writer, is_tensor)
+        self._refuse_changes(writer, is_tensor, followed)
         for path, kept in remembered:
             writer.visit_remembered(kept, path)
         self._visit_seen(writer)
@@ -334,7 +336,9 @@ class Recorder:
             raise UnsupportedOpError("the function may ask which of its arrays are one object, and some are", where)
         return frozenset(others)
 
-    def _refuse_changes(self, writer: GuardWriter, is_array: Callable[[object], bool]) -> None:
+    def _refuse_changes(
+        self, writer: GuardWriter, is_array: Callable[[object], bool], followed: Container[int]
+    ) -> None:
         """StateChangedError where the run changed Python state that outlives it, which then is as it was before."""
         stands = is_array if self._holds_arrays else _is_stand_in
         remembers, calls = self._before.fresh_calls(
@@ -342,6 +346,10 @@ class Recorder:
             lambda value: leads_to(value, lambda part: is_array(part) or is_a(part, np.ndarray)),
             self._is_lasting,
         )
+        if not remembers and not self._holds_arrays:
+            remembers = self._before.called_for_arrays(
+                lambda value: leads_to(value, lambda part: is_a(part, np.ndarray)), followed
+            )
         changed, counters = self._before.take_back(writer.paths, writer.cells, is_array)
         self._before = Snapshots(is_plain, self._holds_arrays)  # the old one keeps alive what was made during the run
         if changed:

@@ -38,7 +38,7 @@ class HeldMemo:
 
     def __init__(self, memo: Any) -> None:
         self._memo = memo
-        self._misses = memo.cache_info().misses
+        self._hits, self._misses, *_ = memo.cache_info()
         own = attributes_of(memo)
         tables = (part for part in gc.get_referents(memo) if type(part) is dict and part is not own)
         self._table: dict[Any, Any] = next(tables, {})
@@ -47,6 +47,11 @@ class HeldMemo:
     @property
     def name(self) -> str:
         return str(getattr(self._memo, "__qualname__", "a function"))
+
+    @property
+    def was_called(self) -> bool:
+        hits, misses, *_ = self._memo.cache_info()
+        return bool((hits, misses) != (self._hits, self._misses))
 
     def added(self) -> dict[Any, Any]:
         """The results that the run has put there, by key."""

@@ -106,7 +106,10 @@ def _environment(trace: Trace, scope: Scope, recorder: Recorder, leaves: Sequenc
         return issubclass(type(value), Traced) or id(value) in lifted
 
     return recorder.finish(
-        is_tensor=is_tensor, leaves=leaves, reached=lambda: [scope.original(s.array) for s in trace.states]
+        is_tensor=is_tensor,
+        leaves=leaves,
+        reached=lambda: [scope.original(s.array) for s in trace.states],
+        followed=scope.followed,
     )
 
 

@@ -110,6 +110,7 @@ class Scope:
         self.trace = trace
         self.fetched: dict[int, Any] = {}
         self.stand_ins: dict[int, Any] = {}
+        self.followed: set[int] = set()
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._memo: dict[tuple[int, bool], Any] = {}
         self._alive: list[Any] = []
@@ -162,6 +163,7 @@ class Scope:
             owner = self.patch(value.__self__, f"{path}.__self__", lambda: fetch().__self__)
             return MethodType(self.patch(value.__func__, path, lambda: fetch().__func__), owner)
         elif is_memo(value) and is_user_file(file_of_memo(value)):
+            self.followed.add(id(value))
             return self._remember(value, MemoView(self.trace, value, self.patch))
         elif is_a(value, functools.partial):
             return self._partial(value, path, fetch)

@@ -12,7 +12,7 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -231,8 +231,7 @@ class Snapshots:
         for part in (*found, *known_to_class):
             self.hold(part, path)
         for part in (value, *found, *known_to_class):
-            if is_memo(part) and id(part) not in self._memos:
-                self._memos[id(part)] = HeldMemo(part)
+            self._note_memo(part)
         containers = [part for part in (value, *found) if is_a(part, list, tuple, dict, deque)]
         inner = [part for container in containers for part in islice(values_of(container), _MOST_PARTS)]
         for part in (value, *found, *inner):
@@ -247,6 +246,12 @@ class Snapshots:
                 self._generators.setdefault(id(part), generator)
                 if path:
                     self._outlasting.add(id(part))
+
+    def _note_memo(self, value: object) -> None:
+        """A function that remembers its results, as a method of a class, too."""
+        value = value.__func__ if is_a(value, staticmethod, classmethod) else value  # type: ignore[attr-defined]
+        if is_memo(value) and id(value) not in self._memos:
+            self._memos[id(value)] = HeldMemo(value)
 
     def note_lock(self, frame: FrameType, method: Any) -> None:
         """A lock that the user's code is about to take or to give back.
@@ -296,6 +301,7 @@ class Snapshots:
             elif not is_a(value, tuple, frozenset, BuiltinMethodType):
                 continue
             for name, part in islice(parts(value, state), _MOST_PARTS):
+                self._note_memo(part)
                 inner = is_private or (name.startswith("_") and name != "_modules")
                 if not path and (inner or type(part) not in (dict, list, set, deque)):
                     continue
@@ -365,6 +371,16 @@ class Snapshots:
                     continue
                 memo.forget([key])
         return name, tuple(calls) if known else ()
+
+    def called_for_arrays(self, is_array: Callable[[object], bool], but: Container[int]) -> str:
+        """The name of a function that the run has called and whose cache keeps arrays; empty where there is none.
+
+        ``but``: the ids of those whose results are known to be kept.
+        """
+        for key, memo in self._memos.items():
+            if key not in but and memo.was_called and any(map(is_array, memo.kept)):
+                return memo.name
+        return ""
 
     def remembered(self) -> Iterator[tuple[str, Any]]:
         """What caches keep, with the names of their functions."""
