@@ -123,3 +123,30 @@ def test_ranges_of_tokens() -> None:
     for tokens in (3, 40, 700, 5, 2500):
         given = arguments(tokens, 2, 5, 64, 48, torch.bfloat16)
         torch.testing.assert_close(jitted(*given), by_where(*given), rtol=0.05, atol=0.06)
+
+
+def gradients(f: Any, given: list[Any], upstream: Any) -> list[Any]:
+    own = [t.detach().requires_grad_() if t.is_floating_point() else t for t in given]
+    result = f(*own)
+    result.backward(upstream)
+    return [result.detach(), *(t.grad for t in own if t.is_floating_point())]
+
+
+@pytest.mark.parametrize("f", [by_where, by_hits], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sizes", [(37, 2, 5, 64, 96), (600, 8, 64, 64, 32), (3000, 2, 8, 40, 24), (20, 2, 6, 33, 17)])
+def test_gradients(f: Any, sizes: tuple[int, ...]) -> None:
+    given = arguments(*sizes, torch.bfloat16)
+    upstream = torch.randn_like(given[0])
+    wide = [t.double() if t.is_floating_point() else t for t in given]
+    exact, theirs = gradients(f, wide, upstream.double()), gradients(f, given, upstream)
+    jitted = fusec.jit(f)
+    ours = gradients(jitted, given, upstream)
+    for x, found, eager in zip(exact, ours, theirs, strict=True):
+        assert (found.double() - x).abs().max() <= 2 * (eager.double() - x).abs().max() + 1e-6
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = gradients(jitted, given, upstream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
