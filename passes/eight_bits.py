@@ -19,19 +19,20 @@ from fusec.ir.index import Index, bounds, product
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from fusec.passes.block_scales import can_scale_sums
 from fusec.passes.cse import cse
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 from fusec.runtime.program import Declined
 from fusec.target.gpu import GpuTarget
 
-_FEW_ROWS = 64
+FEW_ROWS = 64
 """Rows or columns up to which a matmul waits for memory: it is left as it is."""
 _FEWEST = 8
 """The same below which it is no matter for tensor cores."""
 _DEEPEST = 2**31 // 128**2 - 1
 """Products of bytes that 32 bits hold the sum of."""
 _WIDE = (f32, bf16, f16)
-_VIEWS = ("permute", "reshape", "slice")
+_VIEWS = ("permute", "reshape", "slice", "broadcast")
 _LARGEST = {f8e4m3: 448.0, f8e5m2: 57344.0}
 """Beyond which a rounding to 8 bits jumps: to NaN, or to infinity."""
 _LIMITS = 12
@@ -52,7 +53,7 @@ def multiply_in_8_bits(
     told of products of 8-bit floats that are multiplied as f16.
     """
     arch = target.arch if isinstance(target.arch, int) else 0
-    changed = rewrite(graph, (_product_of_bytes(arch, _rounded_soon(graph), rounds, log),))
+    changed = rewrite(graph, (_product_of_bytes(arch, rounded_soon(graph), rounds, log),))
     return graph if changed is graph else cse(changed)
 
 
@@ -63,18 +64,20 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool, log: L
         attributes, result = r.op.expect(DotAttributes), r.op.result
         if all(v.type.dtype.kind == "float8" for v in r.operands):
             return _of_few_rows(r, arch)
-        found = [_source(r, v) for v in r.operands]
+        found = [widening_of(r.producer, v) for v in r.operands]
         paths = [f for f in found if f is not None]
+        if len(paths) != 2 and arch == 90 and (rounds or result in rounded):
+            return _of_scaled(r)
         if len(paths) != 2 or attributes.lhs_batch or result.type.dtype not in _WIDE:
             return None
         kinds = {path[-1].operands[0].type.dtype for path in paths}
         rows, columns, depth = _extents(r.op)
         if min(rows, columns) <= _FEWEST or not depth:
             return None
-        large = min(rows, columns) > _FEW_ROWS and _is_fixed(r.op)
+        large = min(rows, columns) > FEW_ROWS and _is_fixed(r.op)
 
         def multiplied(dtype: DType | None, sums: DType) -> Value:
-            operands = [_again(r, path, dtype) for path in paths]
+            operands = [again(r, path, dtype) for path in paths]
             return r.emit("dot", *operands, attributes=replace(attributes, dtype=sums, tf32=False))
 
         if kinds == {i8}:
@@ -99,10 +102,21 @@ def _product_of_bytes(arch: int, rounded: frozenset[Value], rounds: bool, log: L
 def _of_few_rows(r: Rewriter, arch: int) -> Outcome:
     """dot(a: f8, b: f8) ⇒ dot(cast(a, f16), cast(b, f16)), where no kernel multiplies such operands"""
     rows, columns, depth = _extents(r.op)
-    if arch >= 89 and min(rows, columns) > _FEW_ROWS and _is_fixed(r.op) and depth:
+    if arch >= 89 and min(rows, columns) > FEW_ROWS and _is_fixed(r.op) and depth:
         return None
     made = replace(r.op.expect(DotAttributes), dtype=r.op.result.type.dtype, fast=False)
     return r.emit("dot", *(r.emit("cast", v, attributes=CastAttributes(f16)) for v in r.operands), attributes=made)
+
+
+def _of_scaled(r: Rewriter) -> Outcome:
+    """dot(mul(cast(a: f8), s), mul(cast(b: f8), t)) ⇒ the same {scaled}, where s and t are scales of blocks"""
+    attributes, result = r.op.expect(DotAttributes), r.op.result
+    rows, columns, depth = _extents(r.op)
+    if attributes.scaled or result.type.dtype is not f32 or min(rows, columns) <= FEW_ROWS or not depth:
+        return None
+    if not all(v.type.is_static for v in r.operands) or not can_scale_sums(r.producer, r.op):
+        return None
+    return r.emit("dot", *r.operands, attributes=replace(attributes, scaled=True))
 
 
 def _is_fixed(dot: Op) -> bool:
@@ -132,22 +146,22 @@ def _most(extent: Index) -> int:
     return 2**31 if found is None else found
 
 
-def _source(r: Rewriter, value: Value) -> list[Op] | None:
+def widening_of(producer: Callable[[Value], Op | None], value: Value) -> list[Op] | None:
     """The views that lead to an operand, the last one first, and behind them the cast that widens 8 bits."""
     path: list[Op] = []
-    made = r.producer(value)
+    made = producer(value)
     while made is not None and made.name in _VIEWS:
         path.append(made)
-        made = r.producer(made.operands[0])
+        made = producer(made.operands[0])
     while made is not None and made.name == "cast" and made.result.type.dtype in _WIDE:
-        inner = r.producer(made.operands[0])
+        inner = producer(made.operands[0])
         if made.operands[0].type.dtype.bits == 8 and made.operands[0].type.dtype.kind in ("float8", "int"):
             return [*path, made]
         made = inner if made.operands[0].type.dtype in _WIDE else None
     return None
 
 
-def _again(r: Rewriter, path: list[Op], dtype: DType | None) -> Value:
+def again(r: Rewriter, path: list[Op], dtype: DType | None) -> Value:
     """The operand in 8 bits, or cast to a dtype before the views."""
     *views, widening = path
     found = widening.operands[0]
@@ -158,7 +172,7 @@ def _again(r: Rewriter, path: list[Op], dtype: DType | None) -> Value:
     return found
 
 
-def _rounded_soon(graph: Graph) -> frozenset[Value]:
+def rounded_soon(graph: Graph) -> frozenset[Value]:
     """Values of which all that is made is rounded to bf16, or to 8 bits in their range, and nothing jumps before."""
     uses, outputs, producers = graph.uses(), frozenset(graph.outputs), graph.producers()
     found: set[Value] = set()

@@ -16,11 +16,14 @@ from fusec.ir.types import DTYPES
 from fusec.ir.verify import verify
 from fusec.options import Precision
 from fusec.passes.aliases import hold_aliases
+from fusec.passes.block_scales import scaled_apart
+from fusec.passes.block_sums import sum_blocks
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.cost.gpu_program import predict_gpu
 from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
+from fusec.passes.eight_bit_attention import attend_in_8_bits
 from fusec.passes.eight_bits import multiply_in_8_bits
 from fusec.passes.empty import drop_empty
 from fusec.passes.expert_rows import group_by_expert
@@ -56,7 +59,7 @@ from fusec.passes.windows import open_windows
 from fusec.passes.writes import late_readers, open_writes, written_before_errors
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program, Stages
 from fusec.target.cpu import cpu_target
-from fusec.target.gpu import gpu_target, is_gpu
+from fusec.target.gpu import GpuTarget, gpu_target, is_gpu
 from fusec.target.rates import Rates
 from fusec.tile.print import print_kernel
 
@@ -203,7 +206,7 @@ def graph_passes(
         # half-precision steps.
         # Matmuls of what was 8 bits wide are, on a GPU, matmuls of 8 bits, or of f16.
         "precision": lambda g: set_precision(
-            multiply_in_8_bits(g, gpu_target(target), rounds=precision != "ieee", log=log) if gpu else g,
+            _in_8_bits(g, gpu_target(target), precision, log) if gpu else g,
             tf32=precision == "tf32" and gpu,
             doubles=not gpu,
         ),
@@ -217,7 +220,8 @@ def graph_passes(
         "indices": check_indices,
         # Values of a score space that a kernel can hold are consumed along one axis of it, and no two share a mask that
         # is made of small values.
-        "spaces": lambda g: masks_apart(spaces_apart(g, blocked=gpu)),
+        # On a GPU scaled operands of 8 bits are made for each matmul that can have them in its kernel.
+        "spaces": lambda g: masks_apart(spaces_apart(scaled_apart(g) if gpu else g, blocked=gpu)),
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.
@@ -232,6 +236,11 @@ def default_selector(target: str, threads: int | None = None, rates: Rates | Non
         return GpuSelector(gpu_target(target))
     machine = cpu_target(target)
     return Selector(machine, threads or machine.cores, rates=rates)
+
+
+def _in_8_bits(graph: Graph, target: GpuTarget, precision: Precision, log: Callable[[Declined], None]) -> Graph:
+    attended = attend_in_8_bits(sum_blocks(graph, target), target)
+    return multiply_in_8_bits(attended, target, rounds=precision != "ieee", log=log)
 
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:

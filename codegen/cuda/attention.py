@@ -32,7 +32,7 @@ def emit_hopper_attention(kernel: Kernel, template: HopperAttention, target: Gpu
 
 class _Emitter(AttentionPlan):
     def __init__(self, kernel: Kernel, template: HopperAttention, target: GpuTarget) -> None:
-        super().__init__(kernel, template.nest, _OWN_NAMES.split())
+        super().__init__(kernel, template.nest, _OWN_NAMES.split(), factors=True)
         self.target, self.pipeline = target, template.pipeline
         self.consumers = self.nest.query.extent // _GROUP_ROWS
         self._check(self.nest.query.extent, self.nest.key.extent)
@@ -79,8 +79,9 @@ class _Emitter(AttentionPlan):
     # What is moved
 
     def _operand(self, operand: Load, rows: Iter, columns: Iter) -> Moved:
-        """Boxes of 64 columns of all the rows of a block."""
-        return self.add_map(operand, fetched(operand, rows, columns), (rows.extent, BOX), {columns.var: "column"})
+        """Boxes of 128 bytes of all the rows of a block."""
+        box = (rows.extent, ROW_BYTES // operand.dtype.itemsize)
+        return self.add_map(operand, fetched(operand, rows, columns), box, {columns.var: "column"})
 
     def _outputs(self) -> list[Moved | None]:
         """The first result of 16 bits leaves through shared memory, all others from registers."""
@@ -122,6 +123,7 @@ class _Emitter(AttentionPlan):
 
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""
-        deep, wide = -(-self.depth // BOX), -(-self.values // BOX)
+        deep = -(-self.depth * self.nest.queries.dtype.itemsize // ROW_BYTES)
+        wide = -(-self.values // BOX)
         queries = (deep + wide if self.pipeline.persistent else max(deep, wide)) * self.nest.query.extent
         return ALIGNMENT + (queries + self.kernel.stages * (deep + wide) * self.nest.key.extent) * ROW_BYTES

@@ -25,10 +25,12 @@ class AttentionPlan(PlanWriter):
     """Writes ``struct Plan`` of an attention kernel. LoweringError for heads that tensor cores don't take.
 
     names: those of its header, besides the ones here. depth, values: columns of queries and of values. heads, blocks:
-    how many heads there are, and blocks of queries of each.
+    how many heads there are, and blocks of queries of each. factors: as for :class:`ScorePlan`.
     """
 
-    def __init__(self, kernel: Kernel, nest: AttentionNest, names: Iterable[str], *, pairs: bool = True) -> None:
+    def __init__(
+        self, kernel: Kernel, nest: AttentionNest, names: Iterable[str], *, pairs: bool = True, factors: bool = False
+    ) -> None:
         self.nest = nest
         taken = [*names, *_OWN_NAMES.split(), *SCORE_NAMES.split()]
         accumulators = {nest.mean: "values[{}]"}
@@ -39,18 +41,21 @@ class AttentionPlan(PlanWriter):
         self.symbols |= {nest.first_key: "first_key", nest.key.var: "offset", nest.query_block.var: "query_block"}
         for head in nest.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
-        self.scores = ScorePlan(self, nest)
+        self.scores = ScorePlan(self, nest, factors)
 
     def constants(self, sizes: str, flags: dict[str, bool]) -> None:
         """What the header's loops are told; ``sizes`` and ``flags`` are those of one kind of kernel alone."""
         nest, line = self.nest, self.writer.line
         flags = flags | {
-            "kSubtractsFirst": any(loop.subtracts_first for loop in nest.loops),
+            "kSubtractsFirst": self.scores.factor is None and any(loop.subtracts_first for loop in nest.loops),
             "kGuarded": nest.guarded,
             "kMaskedBefore": nest.whole > 0,
             "kMaskedAfter": nest.whole < len(nest.loops) - 1,
         }
-        line(f"using Type = fusec::{nest.queries.dtype.name};")
+        line(f"using Type = fusec::{nest.values.dtype.name};")
+        kinds = dict.fromkeys(x.dtype for x in (nest.queries, nest.keys))
+        if any(d.bits == 8 for d in kinds):
+            line(f"using Scored = fusec::{'_'.join(d.name for d in kinds)};")
         line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {nest.key.extent};")
         line(f"static constexpr int {sizes}, kStages = {self.kernel.stages};")
         heads, blocks = (-1, -1) if self.sized else (self.heads, self.blocks)

@@ -25,6 +25,8 @@ NAMES = (
     "tma.cuh",
     "fragment.cuh",
     "wgmma.cuh",
+    "gemm_tiles.cuh",
+    "block_scales.cuh",
     "gemm.cuh",
     "split.cuh",
     "attention.cuh",

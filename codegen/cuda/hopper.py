@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusec.codegen.cuda.block_scales import write_scales
 from fusec.codegen.cuda.deferred import DeferredEpilogue, deferred_epilogue, whole_epilogue
-from fusec.codegen.cuda.indices import Step, step_of
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, EIGHT, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
@@ -15,9 +15,10 @@ from fusec.codegen.cuda.spelling import memory_type, register_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, add, floordiv, mul, product, sub
 from fusec.ir.indexing import ceildiv, most, round_up
+from fusec.ir.stepping import Step, step_of
 from fusec.ir.types import DType
 from fusec.target.gpu import GpuTarget
-from fusec.tile.expand import operand_of, tile_stores
+from fusec.tile.expand import in_tile, operand_of, tile_stores
 from fusec.tile.fetch import MAX_RANK, Fetch, fetch_of
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store
@@ -35,8 +36,8 @@ _SWIZZLED_ROWS = 8
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
 _OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred early
-row_tiles batches of_column of_point of_beside fusec plan Type Early Column Point Beside TensorMap
-Barrier gemm split_gemm"""
+row_scale column_scale exact total part start row_tiles batches of_column of_point of_beside fusec plan Type Early
+Column Point Beside TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
@@ -94,6 +95,8 @@ class _Emitter(PlanWriter):
         self._store_eights(eights)
         if beside is not None:
             self._fetch_beside(beside[1])
+        if nest.left.eight is not None:
+            write_scales(self, nest)
         self._prepare()
         return KernelSource(
             kernel.name,
@@ -111,7 +114,7 @@ class _Emitter(PlanWriter):
 
     def _deferred(self) -> DeferredEpilogue | None:
         p, nest = self.pipeline, self.nest
-        if p.ping_pong or p.split > 1:
+        if p.ping_pong or p.split > 1 or nest.left.eight is not None:
             return None
         sums = self.m.extent // _CONSUMERS * self.n.extent * len(nest.sums) // _WARPGROUP
         grow = sums * (2 if p.promotes else 1)
@@ -141,6 +144,11 @@ class _Emitter(PlanWriter):
             kind = self._moved_as(self.dtype)
             return self.add_windows(operand.windows, part, ROW_BYTES // self.dtype.itemsize, kind)
         load, _ = operand_of(self.nest, operand, side)
+        if operand.eight is not None:
+            nest = self.nest
+            inside = in_tile(operand.eight, (nest.row, nest.column)[side], nest.depth)
+            assert isinstance(inside, Load)
+            load = inside
         fetch = fetch_of(load, domain)
         if fetch is None or self.k.extent * load.dtype.itemsize != ROW_BYTES:
             raise LoweringError(f"{load.buffer} can't be fetched by TMA")

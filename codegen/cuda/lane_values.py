@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 
-from fusec.codegen.cuda.indices import step_of
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, add, mul, symbol, symbols_of
 from fusec.ir.indexing import substitute
 from fusec.ir.lane_patterns import LanePattern, lane_pattern
+from fusec.ir.stepping import step_of
 from fusec.ir.types import bool_
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, offset_of, walk
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fusec.codegen.cuda.indices import Step, step_of
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol
 from fusec.ir.indexing import round_up
+from fusec.ir.stepping import Step, step_of
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Block, Dot, If, Iter, Loop, Map, Reduce, Store
 from fusec.tile.scalar import Load, loads, offset_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
 from fusec.codegen.cuda.scalars import Scalars, bare, stored
@@ -13,6 +13,7 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import is_widened, memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index
+from fusec.ir.stepping import step_of
 from fusec.tile.expand import tile_stores
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store

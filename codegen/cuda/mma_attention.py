@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.codegen.cuda.attention_plan import AttentionPlan
-from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.rows import InRows, in_rows
 from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, mul, sub, symbol
+from fusec.ir.stepping import step_of
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.codegen.cuda.deferred import DeferredEpilogue
-from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.scalars import Scalars, Style, bare
 from fusec.codegen.cuda.spelling import is_widened, literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol
+from fusec.ir.stepping import step_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
 from fusec.tile.kernel import Kernel

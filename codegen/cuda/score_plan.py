@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
 
 from fusec.codegen.cuda.numbering import Numbering
@@ -24,16 +24,17 @@ from fusec.ir.types import f32
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, rewrite
 from fusec.tile.templates import AttentionNest
 
-SCORE_NAMES = "Row at raw number offset changed score_masked score_whole"
+SCORE_NAMES = "Row at raw number offset changed score_masked score_whole factor plain scaled"
 
 
 class ScorePlan:
     """Writes the members that scores need: constants of a block, ``struct Row`` and ``at``, and the scores' functions.
 
-    masked, whole: which of the loops' scores each function computes.
+    masked, whole: which of the loops' scores each function computes. factor: what holds a number that data say of a
+    block, by which alone products are multiplied; looked for where the header takes one (``factors``).
     """
 
-    def __init__(self, plan: PlanWriter, nest: AttentionNest) -> None:
+    def __init__(self, plan: PlanWriter, nest: AttentionNest, factors: bool = False) -> None:
         self.plan, self.nest = plan, nest
         self.whole = nest.whole
         self.masked = next((n for n in range(len(nest.loops)) if n != nest.whole), nest.whole)
@@ -45,6 +46,7 @@ class ScorePlan:
         scores = [self._cheaper(loop.score) for loop in nest.loops]
         self.constants = self._held("steady", scores, (row, key, nest.first_key))
         scores = [_over(self.constants, s) for s in scores]
+        self.factor, scores = self._without_factor(scores) if factors else (None, scores)
         self.of_rows = self._held("same", scores, (key,))
         scores = [_over(self.of_rows, s) for s in scores]
         self.bounds = self._bounds(scores)
@@ -62,6 +64,18 @@ class ScorePlan:
         parts = [p for p in found if _is_made(p) and not (odd and reads_memory(p))]
         return {part: Buffer(self.plan.names.unique(name), part.dtype, (), (), "tile") for part in parts}
 
+    def _without_factor(self, scores: list[ScalarExpr]) -> tuple[Buffer | None, list[ScalarExpr]]:
+        """The constant of a block that all products are multiplied by, and the scores without it."""
+        found: set[Buffer] = set()
+        made: list[ScalarExpr] = []
+        for loop, score in zip(self.nest.loops, scores, strict=True):
+            held = {b for b in self.constants.values() if b.dtype is f32}
+            without = _product_alone(score, loop.raw, held, found) if loop.factor == 1.0 else None
+            if without is None:
+                return None, scores
+            made.append(without)
+        return (found.pop(), made) if len(found) == 1 else (None, scores)
+
     def _bounds(self, scores: Sequence[ScalarExpr]) -> dict[Index, Symbol]:
         """What keys are compared to, and the symbol that stands for it."""
         found = dict.fromkeys(b for s in scores for b in bounds_of_keys(s, self.nest.key.var))
@@ -78,12 +92,19 @@ class ScorePlan:
     def members(self) -> None:
         if self.constants:
             self.plan.writer.line(f"float {', '.join(b.name for b in self.constants.values())};")
+        if self.factor is not None:
+            self.plan.writer.line("float factor;")
+            self.plan.writer.line("bool plain;")
 
     def begin(self) -> None:
         """Sets what all of a block's scores have in common."""
         scalars = self._scalars({}, self.plan.symbols, list(self.constants))
         for part, held in self.constants.items():
             self.plan.writer.line(f"{held.name} = {bare(scalars.value(part))};")
+        if self.factor is not None:
+            name = self.factor.name
+            self.plan.writer.line(f"plain = {name} >= 0x1p-60f && {name} <= 0x1p40f;")
+            self.plan.writer.line(f"factor = plain ? {name} * kScale : kScale;")
 
     def rows(self) -> None:
         """What the scores of a row have in common in a block of keys; ``first_key`` is the key at offset 0."""
@@ -105,6 +126,10 @@ class ScorePlan:
 
     def functions(self) -> None:
         """A score of a block that the mask touches, or that lies at the end, and one of all other blocks."""
+        if self.factor is not None:
+            self.plan.writer.line()
+            with self.plan.writer.block("float scaled(float raw) const"):
+                self.plan.writer.line(f"return raw * {self.factor.name};")
         self._function("score_masked", self.masked, self.limit)
         self._function("score_whole", self.whole, self.nest.loops[self.whole].limit)
 
@@ -156,6 +181,21 @@ def _over(held: Mapping[ScalarExpr, Buffer], score: ScalarExpr) -> ScalarExpr:
     number = Numbering().number
     loaded = {number(part): Load(buffer, ()) for part, buffer in held.items()}
     return rewrite(score, lambda node: loaded.get(number(node)))
+
+
+def _product_alone(score: ScalarExpr, raw: Buffer, held: Set[Buffer], found: set[Buffer]) -> ScalarExpr | None:
+    """``raw * held``, or a mask of it that hides by -inf, as the same of ``raw``; what holds the factor is found."""
+    match score:
+        case Apply("mul", (Load(a), Load(b))) if raw in (a, b) and not held.isdisjoint((a, b)):
+            found |= held & {a, b}
+            return Load(raw, ())
+        case Apply("select", (condition, shown, Const(value))) if value == -inf:
+            inner = _product_alone(shown, raw, held, found)
+            return None if inner is None else Apply("select", (condition, inner, score.args[2]), score.dtype)
+        case Apply("select", (condition, Const(value), shown)) if value == -inf:
+            inner = _product_alone(shown, raw, held, found)
+            return None if inner is None else Apply("select", (condition, score.args[1], inner), score.dtype)
+    return None
 
 
 def _is_made(e: ScalarExpr) -> bool:

@@ -100,7 +100,9 @@ class DotAttributes(Attributes):
 
     ``dtype`` is the result's dtype; None means the operands'. Half types accumulate in f32. With ``tf32`` a GPU may
     round f32 operands to ten bits of mantissa, as its matrix units want them. With ``fast`` sums of 8-bit floats may
-    keep the few digits that matrix units keep.
+    keep the few digits that matrix units keep. With ``scaled`` operands that are 8-bit floats times scales of blocks
+    may be multiplied as such, and the sums of each block be scaled; with ``scales_sums`` that is what the code has
+    written.
     """
 
     lhs_contract: tuple[int, ...]
@@ -110,6 +112,8 @@ class DotAttributes(Attributes):
     dtype: DType | None = None
     tf32: bool = False
     fast: bool = False
+    scaled: bool = False
+    scales_sums: bool = False
 
 
 MOST_GROUPS = 256

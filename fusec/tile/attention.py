@@ -27,13 +27,16 @@ def columns_of(axis: Iter) -> int:
     return n
 
 
-def half(operand: ScalarExpr, columns: Iter, what: str) -> Load:
-    """An operand in memory, of 16 bits and of columns that tensor cores take. LoweringError for any other."""
+def half(operand: ScalarExpr, columns: Iter, what: str, *, eight: bool = False) -> Load:
+    """An operand in memory, of 16 bits (``eight``: or floats of 8) and of columns that tensor cores take. LoweringError
+    for any other."""
     if not isinstance(operand, Load):
         raise LoweringError(f"{what} that are computed")
-    if operand.dtype.name not in ("bf16", "f16"):
+    narrow = eight and operand.dtype.kind == "float8"
+    if not narrow and operand.dtype.name not in ("bf16", "f16"):
         raise LoweringError(f"{operand.buffer} holds {operand.dtype}")
-    columns_of(columns)
+    if columns_of(columns) % 32 and narrow:
+        raise LoweringError(f"heads of {columns.extent} columns of 8 bits")
     return operand
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from fusec.ir.attributes import Scalar
 from fusec.ir.index import Expr, Index, Symbol, product, symbols_of
 from fusec.ir.indexing import most, substitute
+from fusec.ir.stepping import stays_along
 from fusec.ir.types import Dim, DType, i64
 
 Space = Literal["parameter", "tile"]
@@ -226,3 +227,10 @@ def reindex(e: ScalarExpr, replacements: dict[Symbol, Index]) -> ScalarExpr:
 def with_loads_replaced(e: ScalarExpr, buffer: Buffer, value: ScalarExpr) -> ScalarExpr:
     """``e`` with a value in the place of each load of a buffer."""
     return rewrite(e, lambda n: value if isinstance(n, Load) and n.buffer is buffer else None)
+
+
+def is_same_along(e: ScalarExpr, axis: Symbol, count: int) -> bool:
+    """Whether so many neighbours along an axis, from a multiple of it on, have the same value."""
+    indices = [i for x in walk(e) if isinstance(x, Load) for i in x.index]
+    indices += [x.index for x in walk(e) if isinstance(x, IndexValue)]
+    return all(stays_along(i, axis, count) for i in indices if isinstance(i, int | Expr))

@@ -74,18 +74,30 @@ class Windows:
         return prod(a.size for a in self.axes)
 
 
+SHARED_COLUMNS = 8
+"""Columns side by side of a right operand that have one scale, if it changes along K: those of the narrowest
+instruction."""
+
+
 @dataclass(frozen=True)
 class TemplateOperand:
     """An element of a matmul's operand over the whole axes. ``tile``: what it is computed into, block by block; None
-    where it is read as it lies. windows: what the element says, where it shows windows that TMA can fetch."""
+    where it is read as it lies. windows: what the element says, where it shows windows that TMA can fetch. eight: the
+    8-bit float that the element is, times ``scale``, the same along each step of K, by which the sums of products may
+    be multiplied instead. scales_sums: these are what the code multiplies."""
 
     element: ScalarExpr
     tile: Buffer | None = None
     windows: Windows | None = None
+    eight: Load | None = None
+    scale: ScalarExpr | None = None
+    scales_sums: bool = False
 
     @property
     def dtype(self) -> DType:
         """Of what is multiplied."""
+        if self.eight is not None:
+            return self.eight.dtype
         return self.element.dtype if self.tile is None else self.tile.dtype
 
 

@@ -181,8 +181,9 @@ class GpuMeasure:
     def _random(self, type: TensorType, strides: Strides) -> torch.Tensor:
         """Random elements; whole numbers are 0 or 1, so that they can index what is not empty."""
         dtype = torch_dtype(type.dtype)
-        flat = torch.empty(span(type, strides), dtype=dtype, device=self._device)  # type: ignore[arg-type]
-        flat = flat.normal_() if dtype.is_floating_point else flat.random_(0, 2)
+        made = torch.float16 if type.dtype.kind == "float8" else dtype  # 8 bits are made from others alone
+        flat = torch.empty(span(type, strides), dtype=made, device=self._device)  # type: ignore[arg-type]
+        flat = flat.normal_().to(dtype) if dtype.is_floating_point else flat.random_(0, 2)
         return flat.as_strided(type.static_shape, strides)  # type: ignore[arg-type]
 
     def _oracle(self, body: Graph, inputs: Tensors) -> Tensors | None:

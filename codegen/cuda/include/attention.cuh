@@ -8,11 +8,15 @@
 //
 // A kernel's own part is a struct `Plan`, one query block of one head:
 //
-//     using Type                              bf16 or f16
-//     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
+//     using Type                              bf16 or f16: of values, and of weights
+//     using Scored                            of queries and keys, of 8 bits; without it Type
+//     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16, of 32 in 8 bits), keys in a block
 //     kConsumers, kStages, kPingPong          warpgroups that multiply; blocks of keys prefetched; ping-pong
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
+//     factor, plain, scaled(raw)              where scores are products times what data say of a block: set by `begin`.
+//                                             weights are exp2(factor * score - ...). Unless it is plain, products are
+//                                             `scaled` before all else
 //     kGuarded                                a row whose scores are all -inf gives zeros, not NaN
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
 //     kHeads, kBlocks, kPersistent            blocks of queries of a head; a block of threads does one after another
@@ -20,8 +24,8 @@
 //     begin(block)                            sets which head and queries a block does, and its keys:
 //     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
-//     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
-//     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
+//     load_queries(to, full, column)          start the copy of 128 bytes of kRows rows from a column
+//     load_keys(to, full, key, column), load_values(...)                               kKeys
 //     Row at(row, key)                        what a row's scores have in common, where offset 0 is `key`
 //     score_masked(raw, Row, offset, number), score_whole(...)
 //                                             the score as the user changed it; -infinity where masked. `number` is `offset`
@@ -45,12 +49,23 @@ struct Flag {
     static constexpr bool value = kValue;
 };
 
+/// What queries and keys are.
+template <typename Plan, typename = void>
+struct ScoredOf {
+    using type = typename Plan::Type;
+};
+template <typename Plan>
+struct ScoredOf<Plan, Void<typename Plan::Scored>> {
+    using type = typename Plan::Scored;
+};
+
 /// Sizes in bytes and counts that follow from a plan.
 template <typename Plan>
 struct AttentionLayout {
-    static constexpr int kBox = 64;  // columns of a box: 128 bytes
+    using Scored = typename ScoredOf<Plan>::type;
+    static constexpr int kDepthBox = kDepth<Scored>, kBox = 64;  // columns of a box: 128 bytes
     static constexpr int kRows = 64 * Plan::kConsumers;
-    static constexpr int kDepthBoxes = (Plan::kDepth + kBox - 1) / kBox, kValueBoxes = (Plan::kValues + kBox - 1) / kBox;
+    static constexpr int kDepthBoxes = (Plan::kDepth + kDepthBox - 1) / kDepthBox, kValueBoxes = (Plan::kValues + kBox - 1) / kBox;
     static constexpr int kQueryBox = kRows * 128, kKeyBox = Plan::kKeys * 128;
     static constexpr int kBoxes = kDepthBoxes > kValueBoxes ? kDepthBoxes : kValueBoxes;
     static constexpr int kQueries = (Plan::kPersistent ? kDepthBoxes : kBoxes) * kQueryBox;
@@ -84,13 +99,13 @@ __device__ void fetch_attention(const Plan& plan, char* queries, char* keys, cha
     if (Plan::kPersistent) bars.queries_read.wait(query.parity ^ 1);
     query.advance();
     bars.queries.arrive_expecting(L::kDepthBoxes * L::kQueryBox);
-    for (int b = 0; b < L::kDepthBoxes; ++b) plan.load_queries(queries + b * L::kQueryBox, bars.queries, b * L::kBox);
+    for (int b = 0; b < L::kDepthBoxes; ++b) plan.load_queries(queries + b * L::kQueryBox, bars.queries, b * L::kDepthBox);
     for (int key = plan.first; key < plan.last; key += Plan::kKeys) {
         int i = ring.stage;
         bars.keys_read[i].wait(ring.parity ^ 1);
         bars.keys[i].arrive_expecting(L::kKeyBytes);
         for (int b = 0; b < L::kDepthBoxes; ++b)
-            plan.load_keys(keys + i * L::kKeyBytes + b * L::kKeyBox, bars.keys[i], key, b * L::kBox);
+            plan.load_keys(keys + i * L::kKeyBytes + b * L::kKeyBox, bars.keys[i], key, b * L::kDepthBox);
         bars.values_read[i].wait(ring.parity ^ 1);
         bars.values[i].arrive_expecting(L::kValueBytes);
         for (int b = 0; b < L::kValueBoxes; ++b)
@@ -114,8 +129,8 @@ struct Online {
         u64 q = describe_k_major(queries), k = describe_k_major(keys);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Plan::kDepth / 16; ++step)
-            Wgmma<Plan::kKeys>::template shared<typename Plan::Type>(
+        for (int step = 0; step < Plan::kDepth * 4 / L::kDepthBox; ++step)
+            Wgmma<Plan::kKeys>::template shared<typename L::Scored>(
                 scores, step_k<false>(step_bytes(q, step / 4 * L::kQueryBox), step % 4),
                 step_k<false>(step_bytes(k, step / 4 * L::kKeyBox), step % 4), step > 0);
         wgmma_commit();
@@ -141,6 +156,10 @@ struct Online {
     template <bool kMasked>
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
         key += fragment_column();
+        if constexpr (ScoreScale<Plan>::kByBlock)
+            if (!plan.plain)
+#pragma unroll
+                for (int i = 0; i < kScores; ++i) scores[i] = plan.scaled(scores[i]);
         const typename Plan::Row rows[2] = {plan.at(row, key), plan.at(row + 8, key)};
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
@@ -153,7 +172,7 @@ struct Online {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(row_max[h], quad_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(plan, row_max[h], quad_max(highest[h]), shift[h]);
         grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {

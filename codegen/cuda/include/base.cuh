@@ -8,6 +8,10 @@ using u64 = unsigned long long;
 
 namespace fusec {
 
+/// For specializations on what a type has.
+template <typename... T>
+using Void = void;
+
 /// What cuTensorMapEncodeTiled writes: a kernel takes it as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u64 opaque[16];

@@ -38,93 +38,24 @@
 //     Early, read_early(batch, row_tile, column_tile, column)
 //                                            what `defer` reads whatever the row, read under a tile's last MMAs
 //
+// Where operands are 8-bit floats times scales that stay the same along a step of K, a plan also has (`block_scales.cuh`):
+//     kScaleColumns                          columns side by side that share a scale of the right operand, a multiple of 8;
+//                                            0: scales are the columns' own, and the same all along K
+//     row_scale(batch, row_tile, row, k), column_scale(batch, column_tile, column, k, dot)
+//     exact(batch, row_tile, column_tile, row, column, dot)
+//                                            the sum of products as the code says, for scales that are not plain
+//
 // `row` and `column` are positions within the tile.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
+#include "block_scales.cuh"
 #include "fragment.cuh"
+#include "gemm_tiles.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace fusec {
-
-constexpr int kBoxRow = 128;
-constexpr int kConsumers = 2;
-
-template <typename T>
-constexpr int kDepth = 128;
-template <>
-constexpr int kDepth<bf16> = 64;
-template <>
-constexpr int kDepth<f16> = 64;
-template <>
-constexpr int kDepth<tf32> = 32;
-
-/// What products of a type are added up in.
-template <typename T>
-struct SumOf {
-    using type = float;
-};
-template <>
-struct SumOf<s8> {
-    using type = int;
-};
-
-/// Sizes in bytes and counts that follow from a plan.
-template <typename Plan>
-struct Layout {
-    static constexpr int kA = Plan::kTileM * kBoxRow;
-    static constexpr int kB = Plan::kTileN * kBoxRow;
-    static constexpr int kStage = kA + Plan::kDots * kB;
-    static constexpr int kCluster = Plan::kClusterM * Plan::kClusterN;
-    static constexpr int kRows = Plan::kPingPong ? Plan::kTileM : Plan::kTileM / kConsumers;
-    static constexpr int kFragments = kRows / 64;
-    static constexpr int kColumns = Plan::kDots * Plan::kTileN;
-    static constexpr int kChunk = 64 * kBoxRow;
-    static constexpr int kBuffers = Plan::kStaged == 1 ? 2 : Plan::kStaged;
-    static constexpr int kStaging = kConsumers * kBuffers * kChunk;
-    static constexpr int kShared = 1024 + Plan::kStages * kStage + kStaging;
-    using Sum = typename SumOf<typename Plan::Type>::type;
-};
-
-/// The accumulators of a consumer's thread.
-template <typename Plan>
-using Sums = typename Layout<Plan>::Sum[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2];
-
-/// Tiles of this block's cluster, in an order that keeps the operands of blocks at work in L2.
-template <typename Plan>
-struct Tiles {
-    static constexpr int kColumns = (Plan::kColumnTiles + Plan::kClusterN - 1) / Plan::kClusterN;
-    int batch, row, column;
-
-    /// Rows of clusters.
-    __device__ static int all_rows(const Plan& plan) {
-        if constexpr (Plan::kRowTiles < 0)
-            return (plan.row_tiles() + Plan::kClusterM - 1) / Plan::kClusterM;
-        else
-            return (Plan::kRowTiles + Plan::kClusterM - 1) / Plan::kClusterM;
-    }
-
-    __device__ static int count(const Plan& plan) {
-        int each = all_rows(plan) * kColumns;
-        if constexpr (Plan::kBatches < 0)
-            return each * plan.batches();
-        else
-            return each * Plan::kBatches;
-    }
-
-    __device__ explicit Tiles(const Plan& plan, int number, int rank) {
-        const int all = all_rows(plan), each = all * kColumns, most = min(Plan::kGroup, all);
-        batch = Plan::kBatches == 1 ? 0 : number / each;
-        int inside = number - batch * each;
-        int group = inside / (most * kColumns);
-        int first = group * most;
-        int rows = min(most, all - first);
-        inside -= group * most * kColumns;
-        row = (first + inside % rows) * Plan::kClusterM + rank % Plan::kClusterM;
-        column = inside / rows * Plan::kClusterN + rank / Plan::kClusterM;
-    }
-};
 
 /// Which blocks of its cluster a block fetches for.
 template <typename Plan>
@@ -198,10 +129,10 @@ __device__ void multiply_step(Sums<Plan>& acc, char* stage, int first_row, bool 
 }
 
 /// As `multiply`, with every kPromotes steps' sums added to `acc` in f32. The other consumer's MMAs run meanwhile.
-template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
+template <typename Plan, int kPortions, typename Scales, typename Meanwhile, typename AtEnd>
 __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier* empty,
                                    Ring<Plan::kStages>& ring, int first_row, bool releases, int releases_at, int steps,
-                                   const Meanwhile& meanwhile, const AtEnd& at_end) {
+                                   Scales& scales, const Meanwhile& meanwhile, const AtEnd& at_end) {
     using L = Layout<Plan>;
     Sums<Plan> part;
     int before = 0;
@@ -212,6 +143,7 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
     auto begin = [&](int step) {
         full[ring.stage].wait(ring.parity);
         multiply_step<Plan>(part, buffers + ring.stage * L::kStage, first_row, step % Plan::kPromotes > 0);
+        scales.read(step);
     };
     auto end = [&](int step) {
         bool adds = (step + 1) % Plan::kPromotes == 0 || step + 1 == steps;
@@ -226,7 +158,7 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
             for (int m = 0; m < L::kFragments; ++m) {
                 keep_here(part[m]);
 #pragma unroll
-                for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] += part[m][i];
+                for (int i = 0; i < L::kColumns / 2; ++i) acc[m][i] = scales.add(acc[m][i], part[m][i], m, i);
             }
         }
         before = ring.stage;
@@ -247,15 +179,16 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
 }
 
 /// The MMAs of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
-/// kPortions steps are multiplied, `at_end()` under the last.
-template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
+/// kPortions steps are multiplied, `at_end()` under the last. `scales` are those of the tile's steps.
+template <typename Plan, int kPortions, typename Scales, typename Meanwhile, typename AtEnd>
 __device__ void multiply(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring,
-                         int first_row, bool releases, int releases_at, int steps, const Meanwhile& meanwhile,
-                         const AtEnd& at_end) {
+                         int first_row, bool releases, int releases_at, int steps, Scales&& scales,
+                         const Meanwhile& meanwhile, const AtEnd& at_end) {
     using L = Layout<Plan>;
     if constexpr (Plan::kPromotes > 0) {
         multiply_promoting<Plan, kPortions>(acc, buffers, full, empty, ring, first_row, releases, releases_at, steps,
-                                            meanwhile, at_end);
+                                            scales, meanwhile, at_end);
+        scales.finish(acc);
     } else {
         int before = 0;
         auto next = [&](int step) {
@@ -624,7 +557,7 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
             if (any) deferred.finish(plan, portion, outlet, last, first_row);
         };
         multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                                     finish_last, [&] {
+                                     StepScales<Plan>(plan, tile, first_row), finish_last, [&] {
                                          outlet.fetch_first(plan, tile, first_row);
                                          deferred.read_early(plan, tile);
                                      });
@@ -658,10 +591,11 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
         Sums<Plan> acc;
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
         Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;
-        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps, [](int) {}, [&] {
-            outlet.fetch_first(plan, tile, first_row);
-            prefetched.start(plan, tile, first_row);
-        });
+        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
+                          StepScales<Plan>(plan, tile, first_row), [](int) {}, [&] {
+                              outlet.fetch_first(plan, tile, first_row);
+                              prefetched.start(plan, tile, first_row);
+                          });
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
         finish_tile(plan, acc, prefetched, outlet, tile, first_row);
     }

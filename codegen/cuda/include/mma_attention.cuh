@@ -65,7 +65,7 @@ struct MmaAttention {
                 highest[e / 2] = fmaxf(highest[e / 2], scores[j][e]);
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(o.row_max[i][h], quad_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max(plan, o.row_max[i][h], quad_max(highest[h]), shift[h]);
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll

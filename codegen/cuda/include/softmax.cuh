@@ -32,20 +32,36 @@ constexpr float power_from(float x) {
     return power;
 }
 
+/// What scores are multiplied by, in units of log2: a plan's constant, or what data say of a block.
+template <typename Plan, typename = void>
+struct ScoreScale {
+    static constexpr bool kByBlock = false;
+    static constexpr float kPower = power_from(Plan::kScale);
+    __device__ static float get(const Plan&) { return Plan::kScale; }
+    __device__ static float power(float) { return kPower; }
+};
+template <typename Plan>
+struct ScoreScale<Plan, Void<decltype(Plan::factor)>> {
+    static constexpr bool kByBlock = true;
+    __device__ static float get(const Plan& plan) { return plan.factor; }
+    /// The least power of two that is no less than a normal number.
+    __device__ static float power(float x) { return __uint_as_float((__float_as_uint(x) + 0x7fffffu) & 0x7f800000u); }
+};
+
 /// What a row's scores are multiplied by and shifted by: weights are 2 to the power of a multiply-add. A large maximum is
 /// multiplied by a power of two, which is exact. With kSubtractsFirst the maximum is subtracted before.
 template <typename Plan>
 struct Shift {
     float scale, shift;
 
-    __device__ void set(float highest) {
+    __device__ void set(float highest, float given) {
         const bool none = highest == -infinity;
-        scale = Plan::kScale;
-        shift = none ? 0.0f : Plan::kSubtractsFirst ? highest : highest * Plan::kScale;
+        scale = given;
+        shift = none ? 0.0f : Plan::kSubtractsFirst ? highest : highest * given;
         if (Plan::kSubtractsFirst || none || fabsf(shift) < kLarge) return;
-        constexpr float kPower = power_from(Plan::kScale);
-        scale = kPower;
-        shift = highest * kPower;
+        const float power = ScoreScale<Plan>::power(given);
+        scale = power;
+        shift = highest * power;
     }
 
     __device__ float weight(float score) const {
@@ -57,9 +73,10 @@ struct Shift {
 /// Raises a row's running maximum to `highest` where that is much more, and sets what the row's weights are shifted by;
 /// gives the factor for sums and results so far.
 template <typename Plan>
-__device__ float raise_max(float& row_max, float highest, Shift<Plan>& shift) {
-    if ((highest - row_max) * Plan::kScale <= kGrowth) highest = row_max;
-    shift.set(highest);
+__device__ float raise_max(const Plan& plan, float& row_max, float highest, Shift<Plan>& shift) {
+    const float scale = ScoreScale<Plan>::get(plan);
+    if ((highest - row_max) * scale <= kGrowth) highest = row_max;
+    shift.set(highest, scale);
     const float rescale = shift.weight(row_max);
     row_max = highest;
     return rescale;

@@ -118,8 +118,8 @@ __device__ void split_gemm(const Plan& plan) {
         raise_registers<232>();
         int first_row = (warpgroup_id() - 1) * L::kRows, thread = threadIdx.x % kWarpgroup;
         float acc[1][L::kColumns / 2];
-        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, thread == 0, rank, last - first, [](int) {},
-                          [] {});
+        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, thread == 0, rank, last - first,
+                          StepScales<Plan>(plan, tile, first_row), [](int) {}, [] {});
         named_sync(1, kConsumers * kWarpgroup);
         Parts<Plan>::leave(buffers, acc[0]);
         cluster_sync();

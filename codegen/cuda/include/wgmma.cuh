@@ -80,6 +80,16 @@ __device__ inline void lower_registers() {
 template <int kColumns>
 struct Wgmma;
 
+/// Elements of K in 128 bytes.
+template <typename T>
+constexpr int kDepth = 128;
+template <>
+constexpr int kDepth<bf16> = 64;
+template <>
+constexpr int kDepth<f16> = 64;
+template <>
+constexpr int kDepth<tf32> = 32;
+
 template <typename A, typename B>
 constexpr bool is_same = false;
 template <typename A>

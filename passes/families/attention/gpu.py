@@ -16,7 +16,7 @@ from math import ceil, inf, log2, prod
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, pow2, substitute
-from fusec.ir.types import bool_, f32, i64
+from fusec.ir.types import bool_, f16, f32, i64
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
@@ -289,8 +289,8 @@ class _Attention:
             self.inner,
             self.value,
             self.k0,
-            half(reindex(e.query, self.shift), self.inner, "queries"),
-            half(reindex(e.key, self.shared_shift), self.inner, "keys"),
+            half(reindex(e.query, self.shift), self.inner, "queries", eight=True),
+            half(reindex(e.key, self.shared_shift), self.inner, "keys", eight=True),
             half(reindex(e.value, self.shared_shift), self.value, "values"),
             tuple(loops),
             self.whole,
@@ -456,8 +456,11 @@ class _Attention:
         *,
         stage: bool = False,
     ) -> tuple[Load, list[Statement]]:
-        """A block of an operand: read where it is used, or first into a tile (``stage``, or one that is computed)."""
+        """A block of an operand: read where it is used, or first into a tile (``stage``, or one that is computed).
+        Floats of 8 bits are multiplied as f16, which holds them."""
         shifted = reindex(element, shift)
+        if shifted.dtype.kind == "float8":
+            shifted = Apply("cast", (shifted,), f16)
         if isinstance(shifted, Load) and not stage:
             return shifted, []
         return block_in_tile(self.context, name, shifted, rows, columns)

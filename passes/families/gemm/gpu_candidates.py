@@ -14,8 +14,8 @@ from fusec.passes.convolution import convolution_of
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
-from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm
-from fusec.passes.families.gemm.matmul import axes_of, copy_width, epilogue_inputs, making_of
+from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm, scaled_elements
+from fusec.passes.families.gemm.matmul import Matmuls, axes_of, copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
 from fusec.passes.families.gemm.schedule.gpu import Computed, GpuGemmSchedule, GpuGemvSchedule, Problem, gemm_candidates
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
@@ -45,8 +45,10 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     if machine.calls and windows is not None and windows.groups == 1:
         return machine.some([*_hopper(context, machine, axes, dots)], "convolution")
     tiled = _tiled(context, machine, axes, dots)
-    in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, dots), *_mma(context, machine, axes, dots)]
-    in_cuda += skinny_gemms(context, machine)
+    hopper = _hopper(context, machine, axes, dots)
+    if hopper and op.expect(DotAttributes).scaled:
+        return sorted((*hopper, *tiled), key=by_seconds)
+    in_cuda: list[GpuSchedule] = [*hopper, *_mma(context, machine, axes, dots), *skinny_gemms(context, machine)]
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
         return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matmul of {dtype}")
     problem = _problem(context, machine, axes, dots)
@@ -130,6 +132,8 @@ def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, do
     facts = transposed, windows is not None, read, written
     problem = HopperProblem(*extents, dots, len(beside), bits, defers, *facts, results=results, fetched=int(fetched))
     problem = replace(problem, integers=axes.op.operands[0].type.dtype.is_integer, promotes=_promotes(axes))
+    if axes.op.expect(DotAttributes).scaled and scaled_elements(Matmuls(context)) is not None:
+        problem = replace(problem, bits=8, promotes=1, scaled=True, transposed=False)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.errors import LoweringError
+from fusec.ir.attributes import DotAttributes
 from fusec.ir.nodes import Op
+from fusec.ir.types import f32
+from fusec.passes.block_scales import ScaledElement, scaled_element
 from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledMatmuls, TileSizes
@@ -49,7 +52,9 @@ class _HopperGemm(TiledMatmuls):
     def __init__(self, context: LoweringContext, schedule: HopperGemmSchedule) -> None:
         s, self.pipeline = schedule, schedule.pipeline
         super().__init__(context, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
-        self.multiplied_type(eight=True)
+        self.scaled = scaled_elements(self)
+        if self.scaled is None:
+            self.multiplied_type(eight=True)
 
     def total(self, op: Op, accumulator: Load) -> ScalarExpr:
         """A matmul is rounded as the code says where the rest of its epilogue is put off until the next tile is
@@ -68,9 +73,14 @@ class _HopperGemm(TiledMatmuls):
     def fetched(self, op: Op, side: int) -> TemplateOperand:
         """A load that TMA can do."""
         element = self.over_whole(op, side)
+        if self.scaled is not None:
+            return self._scaled(op, side, element)
         windows = windows_of(self.context, op, element) if side == 0 else None
         if windows is not None:
             return replace(self.loaded_or_computed(op, side, op.operands[0].type.dtype, through=True), windows=windows)
+        return TemplateOperand(self._in_memory(op, side, element))
+
+    def _in_memory(self, op: Op, side: int, element: ScalarExpr) -> Load:
         axes = ((self.row, self.depth), (self.depth, self.column))[side]
         block = in_tile(element, *axes)
         fetch = fetch_of(block, (axes[0].inner, axes[1].inner)) if isinstance(block, Load) else None
@@ -78,7 +88,25 @@ class _HopperGemm(TiledMatmuls):
             raise LoweringError(f"{op.operands[side]} can't be fetched by TMA")
         if element.dtype.bits != 16 and fetch.transposed != (side == 1):
             raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take all but 16 bits")
-        return TemplateOperand(element)
+        return element
+
+    def _scaled(self, op: Op, side: int, element: ScalarExpr) -> TemplateOperand:
+        """Numbers of 8 bits that TMA fetches, and what sums of their products are multiplied by."""
+        found = scaled_element(element)
+        if found is None or not _is_plain(element):
+            raise LoweringError(f"{op.operands[side]} is no 8-bit float times a scale")
+        made = self.loaded_or_computed(op, side, f32, through=True)
+        given = op.expect(DotAttributes).scales_sums
+        return replace(made, eight=self._in_memory(op, side, found.eight), scale=found.scale, scales_sums=given)
+
+
+def scaled_elements(matmuls: Matmuls) -> tuple[ScaledElement, ...] | None:
+    """The elements of the operands of scaled dots, where all of them are 8-bit floats times scales; None elsewhere."""
+    if not all(op.expect(DotAttributes).scaled for op in matmuls.ops):
+        return None
+    found = [scaled_element(matmuls.element(op, side)) for op in matmuls.ops for side in (0, 1)]
+    elements = tuple(e for e in found if e is not None)
+    return elements if len(elements) == len(found) else None
 
 
 def _is_plain(value: ScalarExpr) -> bool:

@@ -34,13 +34,15 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         grow_consumers(partition, group, log, _adds_a_later_dot(partition, group) if blocked else lambda op: False)
         if not op.expect(DotAttributes).lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
+        closed = set[Op]()
         if blocked:
             _take_padding(partition, group)
-            grow_prologues(partition, group, log)
+            closed = grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
         else:
             leave_to_readers(partition, group, _widens_again)
-        outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
+        closed.update(group.anchors)
+        outside = [v for inner in group.ops if inner not in closed for v in inner.operands]
         cheap = takes_less_than_a_launch(op) if blocked else _widens
         allowed = at_least(op.result.type.most, cheap)
         if blocked:

@@ -10,6 +10,7 @@ from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
+from fusec.passes.block_scales import scaling_of
 from fusec.passes.groups.grow import Log
 from fusec.passes.groups.partition import Group, Partition
 from fusec.runtime.program import Declined
@@ -32,8 +33,13 @@ _LAUNCH_BYTES = 8 << 20
 """What the memory moves while a kernel starts."""
 
 
-def grow_prologues(partition: Partition, group: Group, log: Log) -> None:
-    """Absorbs the elementwise ops that make operands which only this group reads, where that costs less than memory."""
+def grow_prologues(partition: Partition, group: Group, log: Log) -> set[Op]:
+    """Absorbs the elementwise ops that make operands which only this group reads, where that costs less than memory.
+
+    Those that widen and scale 8-bit floats are returned: what they read is memory."""
+    scaled = _take_scaled(partition, group)
+    if scaled:
+        return scaled
     for value in dict.fromkeys(v for anchor in group.anchors for v in anchor.operands):
         chain = _chain(partition, group, value)
         if not chain:
@@ -43,6 +49,24 @@ def grow_prologues(partition: Partition, group: Group, log: Log) -> None:
             log(Declined(RULE, reason, chain[-1].location))
         else:
             partition.add(group, chain)
+    return set()
+
+
+def _take_scaled(partition: Partition, group: Group) -> set[Op]:
+    """Takes in what makes 8-bit floats times scales of blocks (``passes/block_scales.py``)."""
+    if not all(anchor.expect(DotAttributes).scaled for anchor in group.anchors):
+        return set()
+    values = dict.fromkeys(v for anchor in group.anchors for v in anchor.operands)
+    found = {v: scaling_of(partition.producers.get, v) for v in values}
+    ops = {op for scaling in found.values() if scaling is not None for op in scaling.ops}
+    allowed = ops | group.ops
+    for op in ops:
+        if op in partition.owner or partition.escapes(op) or op.result in partition.stored:
+            return set()
+        if not allowed.issuperset(partition.compute_consumers(op)):
+            return set()
+    partition.add(group, sorted(ops, key=partition.order.__getitem__))
+    return ops
 
 
 def _chain(partition: Partition, group: Group, value: Value) -> list[Op]:

@@ -139,3 +139,61 @@ EIGHT_BITS: dict[str, tuple[str, HopperGemmSchedule]] = {
     "sums_of_bytes": (sums_of_bytes(384, 2048, 512), WIDE),
     "sums_of_bytes_odd": (sums_of_bytes(130, 2064, 131), eight(128, 128, 6)),
 }
+
+
+def of_blocks(m: int, k: int, n: int, out: str = "bf16", tail: str = "", dots: int = 1) -> str:
+    """Scales of 128 of K for each row, and of 128 by 128."""
+    rows, blocks = -(-n // 128), -(-k // 128)
+    wide = blocks * 128
+    weights = ["w", "u"][:dots]
+    made = "\n".join(
+        f"""  %{w}f = cast(%{w}) : f32[{n}, {k}]
+  %{w}a = reshape(%{w}s) : f32[{rows}, 1, {blocks}]
+  %{w}b = broadcast(%{w}a) : f32[{rows}, 128, {blocks}]
+  %{w}c = reshape(%{w}b) : f32[{rows * 128}, {blocks}, 1]
+  %{w}d = broadcast(%{w}c) : f32[{rows * 128}, {blocks}, 128]
+  %{w}e = reshape(%{w}d) : f32[{rows * 128}, {wide}]
+  %{w}g = slice(%{w}e) {{starts=[0, 0], stops=[{n}, {k}], steps=[1, 1]}} : f32[{n}, {k}]
+  %{w}h = mul(%{w}f, %{w}g) : f32[{n}, {k}]
+  %{w}y = dot(%xh, %{w}h) {{contract=[1]x[1]}} : f32[{m}, {n}]"""
+        for w in weights
+    )
+    given = ", ".join(f"%{w}: f8e4m3[{n}, {k}], %{w}s: f32[{rows}, {blocks}]" for w in weights)
+    end = tail or (f"  %z = mul(%wy, %uy) : f32[{m}, {n}]" if dots > 1 else "")
+    return f"""graph @of_blocks(%x: f8e4m3[{m}, {k}], %xs: f32[{m}, {blocks}], {given}) {{
+  %xf = cast(%x) : f32[{m}, {k}]
+  %xa = reshape(%xs) : f32[{m}, {blocks}, 1]
+  %xb = broadcast(%xa) : f32[{m}, {blocks}, 128]
+  %xc = reshape(%xb) : f32[{m}, {wide}]
+  %xg = slice(%xc) {{starts=[0, 0], stops=[{m}, {k}], steps=[1, 1]}} : f32[{m}, {k}]
+  %xh = mul(%xf, %xg) : f32[{m}, {k}]
+{made}
+{end}
+  %y = cast({"%z" if end else "%wy"}) : {out}[{m}, {n}]
+  return %y
+}}"""
+
+
+def by_columns(m: int, k: int, n: int) -> str:
+    """A scale for each row and each column, which the code multiplies the operands by."""
+    return f"""graph @by_columns(%x: f8e4m3[{m}, {k}], %s: f32[{m}, 1], %w: f8e5m2[{n}, {k}], %t: f32[{n}, 1]) {{
+  %xf = cast(%x) : f32[{m}, {k}]
+  %xh = mul(%xf, %s) : f32[{m}, {k}]
+  %wf = cast(%w) : f32[{n}, {k}]
+  %wh = mul(%wf, %t) : f32[{n}, {k}]
+  %h = dot(%xh, %wh) {{contract=[1]x[1]}} : f32[{m}, {n}]
+  %y = cast(%h) : bf16[{m}, {n}]
+  return %y
+}}"""
+
+
+BLOCKS: dict[str, tuple[str, HopperGemmSchedule]] = {
+    "blocks_128": (of_blocks(384, 1024, 512), eight(128, 128, 6, cluster=(2, 1), promotes=1)),
+    "blocks_192": (of_blocks(512, 1536, 960), eight(128, 192, 4, cluster=(2, 1), promotes=1)),
+    "blocks_64": (of_blocks(384, 640, 512), eight(128, 64, 6, promotes=1)),
+    "blocks_odd": (of_blocks(300, 528, 131), eight(128, 64, 6, promotes=1)),
+    "blocks_paired": (of_blocks(384, 1024, 512, dots=2), eight(128, 64, 6, promotes=1)),
+    "blocks_one_step": (of_blocks(256, 128, 256), eight(128, 128, 6, promotes=1)),
+    "scaled_columns": (by_columns(384, 1024, 584), eight(128, 128, 6, promotes=1)),
+}
+"""Products of 8-bit floats times scales."""

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from convolutions import convolution
 from cubins import telling
-from eight_bit_cases import EIGHT_BITS, eight, scaled
+from eight_bit_cases import BLOCKS, EIGHT_BITS, eight, of_blocks, scaled
 from fixed import Fixed
 from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, linear, lowered, product, schedule
 
@@ -40,7 +40,7 @@ SM_90 = gpu_target("cuda:sm_90")
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
 def test_compiles_without_spills(all_cases: bool) -> None:
-    kernels = {name: lowered(parse(text), s) for name, (text, s) in {**CASES, **EIGHT_BITS}.items()}
+    kernels = {name: lowered(parse(text), s) for name, (text, s) in {**CASES, **EIGHT_BITS, **BLOCKS}.items()}
     sources = {name: [emit_kernel(kernel, SM_90)] for name, kernel in kernels.items()}
     for name, cubin in telling(sources, SM_90, whole=all_cases):
         assert cubin.code.startswith(b"\x7fELF"), name
@@ -63,9 +63,11 @@ def disassembler() -> str | None:
         (scaled(1024, 4096, 4608, "i8", "i8"), eight(128, 128, 6, cluster=(2, 1))),
         (scaled(1024, 4096, 4608), eight(128, 128, 6, cluster=(2, 1))),
         (scaled(1024, 4096, 4608), eight(128, 256, 4, cluster=(2, 1))),
+        (of_blocks(1024, 4096, 4608), eight(128, 192, 4, cluster=(2, 1), promotes=1)),
+        (of_blocks(1024, 4096, 4608), eight(128, 128, 6, cluster=(2, 1), promotes=1)),
         (linear(1024, 4096, 4608), TOGETHER),
     ],
-    ids=["bytes", "whole", "wide", "bf16"],
+    ids=["bytes", "whole", "wide", "blocks", "blocks_whole", "bf16"],
 )
 def test_accumulators_stay_where_they_are_while_they_are_written(
     text: str, s: HopperGemmSchedule, tmp_path: Path

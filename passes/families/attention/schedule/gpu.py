@@ -101,6 +101,7 @@ _COMBINE = 1.2e-6
 
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
     """Schedules that fit shared memory and registers, the usual best first; none where heads are too wide."""
+    size = replace(size, bits=max(size.bits, 16))
     item = size.bits // 8
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     found: list[GpuAttentionSchedule] = []

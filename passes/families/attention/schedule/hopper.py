@@ -72,10 +72,11 @@ _LONG = 8192
 
 
 def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[HopperAttentionSchedule]:
-    """Schedules for attention in 16 bits, the usual best first; none on other GPUs, or for too little work."""
+    """Schedules for attention in 16 bits, or with queries and keys in 8, the usual best first; none on other GPUs, or
+    for too little work."""
     columns = max(size.depth, size.values)
     enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.sms // 2
-    if target.backend != "cuda" or target.arch != 90 or size.bits != 16 or size.whole or not enough:
+    if target.backend != "cuda" or target.arch != 90 or size.bits > 16 or size.whole or not enough:
         return []
     blocks = next((found for most, found in _ATTENTION if columns <= most), ())
     ways = _ways(columns, size.masked, size.keys > _LONG)

@@ -37,13 +37,12 @@ FOUND_LATER = 0.5
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys.
-
-    ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
-    data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``,
-    of ``bits`` bits. hidden: the share of the points whose blocks a mask of indices empties. instructions, specials: of
-    a lane, for what changes a score. point_reads, key_reads: elements that are read from memory for a point: of arrays
-    that have one for each point (a mask, a bias), and for each key.
+    """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys. ``whole``: the queries
+    must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``: data of queries and keys
+    may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``, of ``bits`` bits; with
+    queries and keys of 8, values have 16. hidden: the share of the points whose blocks a mask of indices empties.
+    instructions, specials: of a lane, for what changes a score. point_reads, key_reads: elements that are read from
+    memory for a point: of arrays that have one for each point (a mask, a bias), and for each key.
     """
 
     heads: int
@@ -73,7 +72,7 @@ class AttentionSize:
 
     def matmuls(self, depth: int, values: int, rate: float) -> float:
         """Seconds of a point's dots, heads taken as so wide; at a rate of matmuls of 16 bits."""
-        return 2.0 * (depth + values) * max(self.bits // 16, 1) / rate
+        return 2.0 * (depth * self.bits / 16 + values * max(self.bits // 16, 1)) / rate
 
     def softmax(self, target: GpuTarget) -> float:
         """Seconds of a point's softmax."""

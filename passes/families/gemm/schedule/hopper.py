@@ -123,7 +123,8 @@ class HopperProblem:
     rounded to 16 bits, so that epilogues can run under the next tile's matmuls. transposed: neighbours in the right
     operands' memory are of different columns, of which a copy brings 64. windows: the left operand shows windows of an
     image, which no other kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of
-    the kernel's. results: of 16 bits, which leave through shared memory. promotes: as in ``Pipeline``.
+    the kernel's. results: of 16 bits, which leave through shared memory. promotes: as in ``Pipeline``. scaled: by
+    scales of blocks.
     """
 
     batches: int
@@ -142,6 +143,7 @@ class HopperProblem:
     fetched: int = 0
     integers: bool = False
     promotes: int = 0
+    scaled: bool = False
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -149,7 +151,7 @@ class HopperProblem:
     def defers_in(self, tile: _Tile) -> bool:
         """Whether the epilogue runs under the next tile's matmuls: all of it, where a tile's sums can be kept while the
         next one's grow, or what is behind a rounding to 16 bits."""
-        if tile.ping_pong:
+        if tile.ping_pong or self.scaled:
             return False
         sums = tile.n * self.dots * _ROWS // (_CONSUMERS * _WARPGROUP)
         grow = sums * (2 if self.promotes else 1)
@@ -201,6 +203,8 @@ def _widths(p: HopperProblem) -> list[int]:
             found.add(round_up(p.n, _UNIT))
     if p.promotes:
         found.add(widest)
+    if p.scaled:
+        found = {n for n in found if n * p.dots % _WIDTHS[-1] == 0}
     if p.integers:
         found = {n for n in found if n * p.dots % _INTEGER_UNIT == 0}
     return sorted(found, reverse=True)
@@ -211,7 +215,7 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     rows, columns = p.tiles(tile)
     tiles, steps = p.batches * rows * columns, p.k * p.bits // (8 * _ROW_BYTES)
     enough = target.sms // 2
-    if enough <= tiles <= target.sms or (p.windows and tiles < enough):
+    if enough <= tiles <= target.sms or ((p.windows or p.scaled) and tiles < enough):
         yield (1, 1), 1
     elif tiles > target.sms:
         least = 2 * (_LEAST_COPY if p.transposed else _UNIT)
@@ -219,7 +223,8 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
         yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
         fits = enough <= tiles * split <= target.sms * filled and tile.n % (2 * _UNIT) == 0
-        if not tile.ping_pong and fits and steps >= split * _STEPS and not p.integers:
+        whole = p.integers or p.scaled
+        if not tile.ping_pong and fits and steps >= split * _STEPS and not whole:
             yield (1, 1), split
 
 
