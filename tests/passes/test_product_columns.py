@@ -67,3 +67,45 @@ def test_one_kernel_combines_both() -> None:
     text = str(product(2, *HALVES)).replace("f32", "bf16")
     program = lower(parse(text), "cuda:sm_90", check=True).program
     assert len(program.kernels) == 1
+
+
+def plain_product(contract: int, low: str, high: str, rows: int = 5, dtype: str = "bf16") -> Graph:
+    """Gate and up of one product of rows and a matrix."""
+    matrix = "[6, 4]" if contract == 1 else "[4, 6]"
+    text = f"""graph @f(%x: {dtype}[{rows}, 4], %w: {dtype}{matrix}) {{
+  %h = dot(%x, %w) {{contract=[1]x[{contract}], batch=[]x[]}} : {dtype}[{rows}, 6]
+  %a = slice(%h) {{{low}}} : {dtype}[{rows}, 3]
+  %b = slice(%h) {{{high}}} : {dtype}[{rows}, 3]
+  %s = exp(%a) : {dtype}[{rows}, 3]
+  %y = mul(%s, %b) : {dtype}[{rows}, 3]
+  return %y
+}}"""
+    return parse(text.replace("stops=[5,", f"stops=[{rows},"))
+
+
+def plain_dots(graph: Graph) -> int:
+    after = split_columns(graph)
+    verify(after)
+    rng = np.random.default_rng(0)
+    args = [rng.normal(size=v.type.static_shape).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, wanted in zip(interpret(after, args), interpret(graph, args), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=2e-2, atol=2e-2)
+    return [op.name for op in after.ops].count("dot")
+
+
+@pytest.mark.parametrize(("contract", "parts"), [(1, HALVES), (0, HALVES), (1, EVERY_SECOND)])
+def test_gate_and_up_of_one_matrix_are_two_products(contract: int, parts: tuple[str, str]) -> None:
+    assert plain_dots(plain_product(contract, *parts)) == 2
+
+
+def test_plain_products_that_stay() -> None:
+    assert plain_dots(plain_product(0, *EVERY_SECOND)) == 1, "columns beside one another"
+    assert plain_dots(plain_product(1, *HALVES, rows=1)) == 1, "the kernel that multiplies a row computes its norm, too"
+    assert plain_dots(plain_product(1, *HALVES, dtype="f32")) == 1, "no 16 bits"
+    apart = str(plain_product(1, *HALVES)).replace("mul(%s, %b)", "neg(%b)").replace("return %y", "return %y, %s")
+    assert plain_dots(parse(apart)) == 1, "nothing reads both"
+
+
+def test_one_kernel_combines_gate_and_up() -> None:
+    program = lower(plain_product(1, *HALVES, rows=16), "cuda:sm_90", check=True).program
+    assert len(program.kernels) == 1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matmul of few vectors whose large operand is computed: weights of few bits, made in a warp's registers."""
+"""A matmul of few vectors whose large operand goes from memory into a warp's registers: weights of 16 bits as they are,
+or of few bits, out of which it is computed there."""
 
 from __future__ import annotations
 
@@ -27,22 +28,23 @@ _NEIGHBOURS = 8
 
 
 def skinny_gemms(context: LoweringContext, machine: GpuMachine) -> list[SkinnyGemmSchedule]:
-    """Schedules for a matmul whose larger operand is computed, and takes less memory than its values."""
+    """Schedules for a matmul whose larger operand lies in memory, or is computed out of fewer bytes."""
     if not machine.writes_cuda(context):
         return []
     matmuls = Matmuls(context)
     axes, side = matmuls.axes, large_side(matmuls)
     making = making_of(context, side)
     dtype = matmuls.ops[0].operands[side].type.dtype
-    if making is None or not dtype.is_half or making.bytes >= dtype.itemsize:
+    if not dtype.is_half or (making is not None and making.bytes >= dtype.itemsize):
         return []
     elements = [matmuls.element(op, side) for op in matmuls.ops]
     windows = any(convolution_of(op, context.producers) is not None for op in matmuls.ops)
     if windows or not all(_runs_along(e, matmuls.k) for e in elements):
         return []
     lines, vectors = (axes.m, axes.n) if side == 0 else (axes.n, axes.m)
-    instructions = max(map(_instructions, elements))
-    problem = SkinnyProblem(axes.batches, vectors, lines, axes.k, len(matmuls.ops), making.bytes, instructions)
+    read = dtype.itemsize if making is None else making.bytes
+    instructions = 0.0 if making is None else max(map(_instructions, elements))
+    problem = SkinnyProblem(axes.batches, vectors, lines, axes.k, len(matmuls.ops), read, instructions)
     found = skinny_candidates(problem, machine.target)
     return found if accepted(context, found, check_skinny_gemm) else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fusec.ir.index import product
 from fusec.ir.indexing import most
-from fusec.ir.nodes import Op
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.groups.grow import Log, absorb_upstream, grow_consumers, grow_producers, seed
 from fusec.passes.groups.partition import POINTWISE, Group, Partition
@@ -23,9 +23,11 @@ def match_maps(partition: Partition, log: Log, blocked: bool = False) -> None:
     """What is left: chains of maps over one shape, with maps over other shapes inlined where that costs little.
 
     Last ops first, so that an op which its readers can compute on the way gets no kernel of its own. Where the target
-    is ``blocked``, small maps of arguments over one shape (scales of batch norms) are one kernel.
+    is ``blocked``, small maps of arguments over one shape (scales of batch norms) are one kernel, and so are writes of
+    one shape into different arrays (a layer's new keys and values).
     """
     small: dict[tuple[Dim, ...], Group] = {}
+    writing: list[Group] = []
     for op in reversed(partition.graph.ops):
         if op in partition.owner or op in partition.free or op.definition.kind not in POINTWISE:
             continue
@@ -35,6 +37,8 @@ def match_maps(partition: Partition, log: Log, blocked: bool = False) -> None:
         grow_producers(partition, group, Recomputation(partition, group, blocked).pays)
         if blocked and _is_small(partition, group):
             _join(partition, small, group)
+        elif blocked and _only_writes(partition, group):
+            _join_writes(partition, writing, group)
 
 
 def _is_small(partition: Partition, group: Group) -> bool:
@@ -60,6 +64,54 @@ def _join(partition: Partition, small: dict[tuple[Dim, ...], Group], group: Grou
         return
     partition.groups.remove(group)
     partition.add(other, group.ops)
+
+
+def _only_writes(partition: Partition, group: Group) -> bool:
+    """Whether all that a small group makes is written into arrays, and nothing else."""
+    if not product(group.domain) or most(product(group.domain)) > SMALL or len(group.ops) > MOST_JOINED:
+        return False
+    if any(partition.escapes(op) for op in group.ops):
+        return False
+    readers = _readers(partition, group)
+    return bool(readers) and all(user.definition.kind == "write" for user in readers)
+
+
+def _readers(partition: Partition, group: Group) -> set[Op]:
+    return {user for op in group.ops for user in partition.compute_consumers(op)} - group.ops
+
+
+def _join_writes(partition: Partition, writing: list[Group], group: Group) -> None:
+    """Puts a group into the kernel of another that writes into other arrays, where neither reads what either writes."""
+    for other in reversed(writing):
+        written = [_written(partition, g) for g in (group, other)]
+        read = _arrays_read(partition, group) | _arrays_read(partition, other)
+        fits = other.domain == group.domain and len(other.ops) + len(group.ops) <= MOST_JOINED
+        if not fits or written[0] & written[1] or read & (written[0] | written[1]):
+            continue
+        if partition.would_cycle(other.ops, next(iter(group.ops))):
+            continue
+        partition.groups.remove(group)
+        partition.add(other, group.ops)
+        return
+    writing.append(group)
+
+
+def _written(partition: Partition, group: Group) -> set[Value]:
+    """The arrays into which a group's results are written, before any write."""
+    writes = (user for user in _readers(partition, group) if user.definition.kind == "write")
+    return {_array(partition, user.operands[0]) for user in writes}
+
+
+def _arrays_read(partition: Partition, group: Group) -> set[Value]:
+    own = {v for op in group.ops for v in op.results}
+    return {_array(partition, v) for op in group.ops for v in partition.sources(op) if v not in own}
+
+
+def _array(partition: Partition, value: Value) -> Value:
+    """The array of which a value is a view, or what it is after writes."""
+    while (op := partition.producers.get(value)) is not None and op.definition.kind in ("view", "write"):
+        value = op.operands[0]
+    return value
 
 
 def _grow_over_domain(partition: Partition, group: Group, log: Log) -> None:

@@ -22,10 +22,11 @@ from fusec.target.gpu import gpu_target
 TARGET = gpu_target("cuda:sm_90")
 
 
-def sdpa(heads: int, key_heads: int, queries: int, keys: int, size: int = 64) -> Graph:
+def sdpa(heads: int, key_heads: int, queries: int, keys: int, size: int = 64, values: int = 0) -> Graph:
+    wide = values or size
     return parse(f"""graph @g(%q: f32[2, {heads}, {queries}, {size}], %k: f32[2, {key_heads}, {keys}, {size}],
-      %v: f32[2, {key_heads}, {keys}, {size}]) {{
-        %o = sdpa(%q, %k, %v) {{causal=false, scale=none, grouped=true}} : f32[2, {heads}, {queries}, {size}]
+      %v: f32[2, {key_heads}, {keys}, {wide}]) {{
+        %o = sdpa(%q, %k, %v) {{causal=false, scale=none, grouped=true}} : f32[2, {heads}, {queries}, {wide}]
         return %o
     }}""")
 
@@ -156,10 +157,14 @@ def test_candidates_fit_shared_memory_and_registers(target: str, size: int, bits
         assert s.queries * padded <= 128 * 32 * s.launch.warps
 
 
-def test_heads_too_wide_for_a_block_are_attended_to_in_pieces() -> None:
-    program = lowered(sdpa(2, 2, 40, 40, size=4096))
+@pytest.mark.parametrize(
+    ("size", "values", "reason"),
+    [(64, 4096, "heads of 64 and 4096 elements do not fit a block"), (4096, 4096, "keys are 4096 wide")],
+)
+def test_heads_too_wide_for_a_block_are_attended_to_in_pieces(size: int, values: int, reason: str) -> None:
+    program = lowered(sdpa(2, 2, 40, 40, size, values))
     assert "attention" not in [r.kind for r in program.reports]
-    assert any("heads of 4096 and 4096 elements do not fit a block" in d.reason for d in program.declined)
+    assert any(reason in d.reason for d in program.declined), program.declined
 
 
 def test_long_rows_of_scores_are_no_reduction_of_their_own() -> None:
@@ -177,3 +182,17 @@ def test_scores_whose_product_with_a_factor_is_far_from_exact(size: float, queri
     k[:, :, 150] = 0
     run = check(graph, [q * np.float32(size), k * np.float32(size), v], target=TARGET.name, slack=4, atol=1e-6)
     assert run.kernels[0] == "attention"
+
+
+@pytest.mark.parametrize(("width", "kinds"), [(512, ["attention"]), (576, ["gemm", "row", "gemm"])])
+def test_keys_that_no_block_holds_many_of_are_multiplied_by_themselves(width: int, kinds: list[str]) -> None:
+    """Absorbed latent attention (MLA): heads share keys of 576, whose first 512 are the values."""
+    graph = parse(f"""graph @f(%q: bf16[2, 16, {width}], %c: bf16[2, 96, {width}]) {{
+  %s = dot(%q, %c) {{contract=[2]x[2], batch=[0]x[0]}} : bf16[2, 16, 96]
+  %w = softmax(%s) {{axis=2}} : bf16[2, 16, 96]
+  %v = slice(%c) {{starts=[0, 0, 0], stops=[2, 96, 512], steps=[1, 1, 1]}} : bf16[2, 96, 512]
+  %o = dot(%w, %v) {{contract=[2]x[1], batch=[0]x[0]}} : bf16[2, 16, 512]
+  return %o
+}}""")
+    found = [r.kind for r in lower(graph, "cuda:sm_90", check=True).program.kernels]
+    assert [kind for kind in found if kind != "combine"] == kinds

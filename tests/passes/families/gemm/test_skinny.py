@@ -48,6 +48,13 @@ def test_packed_weights(rows: int) -> None:
     assert not is_skinny(*kernels(groups, *args, cuda=False))
 
 
+def test_weights_of_16_bits() -> None:
+    """As they lie in memory, where rows are few: tiles would share K, and a kernel more would add them up."""
+    assert is_skinny(*kernels(torch.nn.functional.linear, half(8, 2048), half(2048, 2048)))
+    assert not is_skinny(*kernels(torch.nn.functional.linear, half(64, 2048), half(2048, 2048)))
+    assert not is_skinny(*kernels(torch.nn.functional.linear, half(8, 2048).float(), half(2048, 2048).float()))
+
+
 def linear_of(weights: Any) -> Any:
     return lambda x, *args: torch.nn.functional.linear(x, weights(*args))
 

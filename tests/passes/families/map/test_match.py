@@ -289,3 +289,29 @@ def test_padding_is_computed_in_each_window_on_a_gpu() -> None:
         return %y
     }"""
     assert check(text, target="cuda:sm_90").kernels == ["map"]
+
+
+TWO_CACHES = """graph @f(%c: f32[2, 9, 4], %d: f32[2, 9, 4], %x: f32[2, 1, 4], %i: i64[]) {{
+  %e = exp(%x) : f32[2, 1, 4]
+  %u = update(%c, %e, %i) {{starts=[0, 0, 0], axes=[1]}} : f32[2, 9, 4]
+  %n = {made} : f32[2, 1, 4]
+  %v = update({into}, %n, %i) {{starts=[0, 0, 0], axes=[1]}} : f32[2, 9, 4]
+  return %u{first}, %v{second}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("made", "into", "count"),
+    [
+        ("neg(%x)", "%d", 1),
+        ("slice(%d) {starts=[0, 3, 0], stops=[2, 4, 4], steps=[1, 1, 1]}", "%d", 2),  # what it writes, elsewhere
+        ("slice(%u) {starts=[0, 3, 0], stops=[2, 4, 4], steps=[1, 1, 1]}", "%d", 2),  # what the other has written
+    ],
+)
+def test_writes_of_one_shape_into_different_arrays_are_one_kernel(made: str, into: str, count: int) -> None:
+    """A layer's new keys and values."""
+    text = TWO_CACHES.format(made=made, into=into, first=" mutates=0", second=" mutates=1")
+    if "slice" in made:  # what is read is copied in another kernel's order: it is computed with
+        text = text.replace("%n = slice", "%o = slice").replace("  %v =", "  %n = mul(%o, %x) : f32[2, 1, 4]\n  %v =")
+    run = lower(parse(text), "cuda:sm_90", check=True)
+    assert group_kinds(run) == ["map"] * count, run.stages["fuse"]
