@@ -243,9 +243,12 @@ class Scalars(Text):
         """A vector along the one axis of the domain that the load depends on, spread over the others; else None.
 
         Triton takes the layout of a load of a row or a column for all that meets it. Scores beside a mask of keys left
-        the layout of tensor cores: 1152 bytes of spills a thread, and 656 shuffles where there are 12.
+        the layout of tensor cores: 1152 bytes of spills a thread, and 656 shuffles where there are 12. Vectors of 64
+        bits (documents' ids) take twice the registers: the gradients of keys and values spilled 720 bytes, else 64.
         """
         domain = self.domain
+        if load.dtype.bits > 32:
+            return None
         used = [k for k, i in enumerate(domain) if i.var in load.symbols]
         if len(domain) < 2 or len(used) != 1 or load.gathers:  # a loaded subscript may depend on any of them
             return None

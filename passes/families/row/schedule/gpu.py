@@ -74,7 +74,9 @@ FEW_COLUMNS, FEW_WARPS = 8, 4
 FEW_ACROSS = 16
 """The same of 16 bits, by 4 warps, where all sums are made in one pass: while a block adds up what it has read, others
 read. Sums of 64 images of 112² of 64 channels take 38 µs on an H200, with 32 positions 39, with 128 and 8 warps 51; of
-16384 by 8192: 75, 87 and 80."""
+16384 by 8192: 75, 87 and 80. Rows that a block could hold are read so, too: two blocks of 16 warps share an SM, and
+wait for their loads together (on an H100 sums of 256 positions of images of 26 MB took 35 µs, where those of 103 MB
+read so take 50)."""
 
 UNROLLS = (4, 5, 3, 7)
 """Times as many of those are asked for at a time: of 16 alone a thread has 16 bytes under way, which keep memory busy
@@ -117,7 +119,7 @@ def row_candidates(
     """
     columns = pow2(max(length, 1))
     if across:
-        return [_across(rows, length, bits, steps, target)]
+        return [_across(rows, length, bits, steps, target, again=again)]
     if columns > MOST_ELEMENTS:
         chunk = CHUNK_AGAIN if again else CHUNK
         return [GpuRowSchedule(1, chunk, Launch(chunk // 1024, 1), whole=False)]
@@ -140,7 +142,7 @@ def cluster_candidates(length: int, bits: int, target: GpuTarget) -> list[GpuRow
     return list(found)
 
 
-def _across(rows: int, length: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
+def _across(rows: int, length: int, bits: int, steps: int, target: GpuTarget, *, again: bool) -> GpuRowSchedule:
     """Where no sum needs another one the threads keep parts of their own; else a block agrees after each chunk, and is
     smaller.
 
@@ -153,10 +155,11 @@ def _across(rows: int, length: int, bits: int, steps: int, target: GpuTarget) ->
     beside = FEW_WARPS * target.warp_size * 128 // bits
     if columns <= FEW_COLUMNS and rows >= 2 * beside * target.sms:
         return GpuRowSchedule(beside, columns, Launch(FEW_WARPS, 1))
-    if side * columns <= MOST_ELEMENTS // 2:
+    passing = steps == 1 and bits <= 16 and side * bits >= NEAR_BYTES * 8
+    if side * columns <= MOST_ELEMENTS // 2 and (again or not passing or length < ACROSS):
         side = max(side, min(pow2(max(rows, 1)), TOGETHER // columns))
         return GpuRowSchedule(side, columns, _launch(side * columns, target))
-    if steps == 1 and bits <= 16 and side * bits >= NEAR_BYTES * 8:
+    if passing:
         chunks = -(-length // FEW_ACROSS)
         unroll = next((n for n in UNROLLS if chunks % n == 0), UNROLLS[0])
         return GpuRowSchedule(side, FEW_ACROSS, Launch(4, 1), whole=False, unroll=unroll)

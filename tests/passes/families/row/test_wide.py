@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from programs import Run, check
 
-from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, row_candidates
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import GpuSelector, lower_with
@@ -217,3 +217,16 @@ def test_running_totals_go_chunk_by_chunk() -> None:
     selector = InChunks(TARGET, schedule=schedule)
     run = check(graph([3, 100], SOFTMAX), target=TARGET.name, selector=selector, slack=4, atol=1e-6)
     assert "for c in 0..100, step 16" in run.lowered.stages["tile"]
+
+
+def test_columns_of_16_bits_are_summed_in_chunks_where_a_block_could_hold_them() -> None:
+    """Not where the rows are read again when a sum is made, nor short ones."""
+
+    def chunked(length: int, **options: Any) -> bool:
+        (found,) = row_candidates(50176, length, TARGET, bits=16, across=True, **options)
+        return not found.whole
+
+    assert chunked(256)
+    assert chunked(4096)
+    assert not chunked(256, again=True)
+    assert not chunked(64)
