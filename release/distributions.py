@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def stage_source(folder: Path) -> Path:
     lines = ["", "[project.urls]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in _urls().items()), ""]
     with (made / "pyproject.toml").open("a") as file:
         file.write("\n".join(lines))
+    (made / "README.md").write_text(_readme())
     return made
 
 
@@ -178,9 +180,18 @@ def _write(folder: Path, project: Mapping[str, Any], tables: Mapping[str, Mappin
     for name, table in every.items():
         lines += [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items()), ""]
     (folder / "pyproject.toml").write_text("\n".join(lines))
-    for name in ("README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / name)
+    shutil.copy(ROOT / "LICENSE", folder / "LICENSE")
+    (folder / "README.md").write_text(_readme())
     return folder
+
+
+def _readme() -> str:
+    """The README as a package index shows it: links to files of the repository lead there."""
+    text, home = (ROOT / "README.md").read_text(), os.environ.get("FUSEC_REPOSITORY", "")
+    if not home:
+        return text
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{home}/raw/main/", text)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{home}/blob/main/", text)
 
 
 def _urls() -> dict[str, str]:

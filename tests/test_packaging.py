@@ -90,7 +90,9 @@ def test_the_source_distribution_has_docs_and_tests(published: list[Path]) -> No
         names = {name.partition("/")[2] for name in held.getnames()}
         metadata = held.extractfile(f"fusec-{fusec.__version__}/PKG-INFO")
         assert metadata is not None
-        assert "Project-URL: Source, https://code.example/Owner/fusec\n" in metadata.read().decode()
+        text = metadata.read().decode()
+    assert "Project-URL: Source, https://code.example/Owner/fusec\n" in text
+    _assert_links_lead_to_the_repository(text)
     wanted = (
         "tests/conftest.py",
         "docs/design.md",
@@ -106,6 +108,17 @@ def test_the_source_distribution_has_docs_and_tests(published: list[Path]) -> No
         "fusec/runtime/launch.c",
         "mkdocs.yml",
     }
+
+
+def _assert_links_lead_to_the_repository(readme: str) -> None:
+    """In a package index nothing lies beside the README."""
+    home = "https://code.example/Owner/fusec"
+    links = re.findall(r"\]\(([^)\s]+)", readme)
+    assert f"{home}/raw/main/docs/fusion.svg" in links
+    assert f"{home}/blob/main/benchmarks/results/cpu.md" in links
+    assert all(link.startswith(("https://", "#")) for link in links)
+    inside = {link.removeprefix(f"{home}/blob/main/").partition("#")[0] for link in links if f"{home}/blob/" in link}
+    assert all((ROOT / path).exists() for path in inside)
 
 
 def _files(wheel: Path) -> dict[str, int]:
@@ -127,6 +140,7 @@ def test_each_file_is_in_one_wheel(published: list[Path]) -> None:
     text = zipfile.ZipFile(wheels[1]).read(f"fusec-{fusec.__version__}.dist-info/METADATA").decode()
     assert f"Requires-Dist: fusec-runtime=={fusec.__version__}\n" in text
     text = zipfile.ZipFile(wheels[0]).read(f"fusec_runtime-{fusec.__version__}.dist-info/METADATA").decode()
+    _assert_links_lead_to_the_repository(text)
     assert [x for x in text.splitlines() if x.startswith("Requires-Dist") and "extra" not in x] == [
         "Requires-Dist: numpy>=2.1"
     ]
