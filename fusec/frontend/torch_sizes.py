@@ -25,6 +25,7 @@ from fusec.frontend.environment import record_environment
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_references import References
+from fusec.frontend.torch_scripts import scripts_as_written
 from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.ir.types import DType
@@ -41,6 +42,7 @@ class FollowingError(DimensionError):
 
 @dispatch_modes()
 @quiet_fake_tensors()
+@scripts_as_written()
 def check_conditions(
     function: Callable[..., Any],
     arguments: Sequence[tuple[Sequence[int | str], DType, str]],

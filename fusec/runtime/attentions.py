@@ -54,16 +54,26 @@ def bind_attention(text: str) -> Callable[..., Sequence[Any]]:
 
     a, backend = attention_from_text(text)
     aten = torch.ops.aten
+    backends = list(BACKENDS[BACKENDS.index(backend) :])
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if backends[0] == "flash":
+            found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, a.causal, False, scale=a.scale)
+        else:
+            found = aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, 0.0, a.causal, False, scale=a.scale)
+        result: torch.Tensor = found[0]
+        return result
 
     def run(*operands: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
             q, k, v = (see(m, operands) for m in (a.query, a.key, a.value))
-            if backend == "cudnn":
-                found = aten._scaled_dot_product_cudnn_attention(
-                    q, k, v, None, False, 0.0, a.causal, False, scale=a.scale
-                )
-            else:
-                found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, a.causal, False, scale=a.scale)
-            return [found[0].reshape(a.shape)]
+            try:
+                result = attended(q, k, v)
+            except RuntimeError:
+                if len(backends) == 1:
+                    raise
+                del backends[0]  # cuDNN has no kernel for it, or is switched off
+                result = attended(q, k, v)
+            return [result.reshape(a.shape)]
 
     return run

@@ -94,3 +94,18 @@ def test_other_threads_and_calls_run_what_was_compiled() -> None:
         found.append(root_of(x))
     assert [y.item() for y in found] == [4.0, 4.0]
     assert type(root_of).__call__ == called
+
+
+def half(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return x * factor / 2 + torch.tensor(factor).type_as(x)
+
+
+def test_no_stand_in_reaches_their_interpreter() -> None:
+    """It would choose kernels for these, which real tensors are given to afterwards."""
+    fresh = torch.jit.script(half)
+    jitted = fusec.jit(lambda x: fresh(x, 3).sum(0))
+    for rows in (3, 4, 5, 7):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(jitted(x), half(x, 3).sum(0))
+    with pytest.raises(RuntimeError):  # it has not been run
+        fresh.get_debug_state()

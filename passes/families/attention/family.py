@@ -103,5 +103,5 @@ ATTENTION = Family(
         _cpu_candidates,
         _cpu_lower,
     ),
-    GpuMember(_gpu_candidates, _gpu_lower, library=lambda context, target: attention_alternatives(context)),
+    GpuMember(_gpu_candidates, _gpu_lower, library=attention_alternatives),
 )

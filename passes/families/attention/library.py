@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, inf
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ExternAttributes
@@ -16,18 +17,28 @@ from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import contraction
 from fusec.passes.families.attention.cpu import elements_of
 from fusec.passes.families.attention.elements import Elements
+from fusec.passes.families.attention.gpu import attention_size
+from fusec.passes.families.attention.schedule.size import AttentionSize, overlapped, waves
 from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
 from fusec.runtime.calls import ATTENTION
+from fusec.target.gpu import GpuTarget
 from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, offset_of
 from fusec.tile.views import joined, same_layout
 
 _NAMES = {"cudnn": "library attention (cuDNN)", "flash": "library attention (FlashAttention)"}
 
 
-def attention_alternatives(context: LoweringContext) -> list[Alternative]:
+_SHARE, _BETWEEN, _AROUND = 0.9, 2.0, 9e-6
+"""Of what Hopper's warpgroups do in fusec's own kernels, blocks of keys that could be done between two blocks of
+queries, and seconds around it, within which cuDNN attends on Hopper (decision 54)."""
+_BLOCK = 128
+_COPIED = 8
+
+
+def attention_alternatives(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
     """The library's kernels for a group that is attention and nothing else, on 16-bit operands; else none."""
     context = context.fresh()
     try:
@@ -42,8 +53,23 @@ def attention_alternatives(context: LoweringContext) -> list[Alternative]:
         text = attention_to_text(attention, backend)
         attributes = ExternAttributes(ATTENTION, text, (result.type,), "the library's kernel was chosen")
         call = Op(OPS["extern"], operands, attributes, (result,), context.op.location)
-        made.append(Alternative(_NAMES[backend], lambda context, call=call: Pieces((call,))))  # type: ignore[misc]
+        seconds = _seconds(attention, attention_size(context), target) if backend == "cudnn" else inf
+        made.append(Alternative(_NAMES[backend], lambda context, call=call: Pieces((call,)), seconds))  # type: ignore[misc]
     return made
+
+
+def _seconds(attention: Attention, size: AttentionSize, target: GpuTarget) -> float:
+    """Within which cuDNN computes it; infinity where that is not known, or cuDNN may have no kernel."""
+    operands = (attention.query, attention.key, attention.value)
+    steps = [s for m in operands for s in (*m.strides[:3], m.offset)]
+    plain = all(m.strides[3] == 1 for m in operands) and all(s % _COPIED == 0 for s in steps)
+    even = size.depth == size.values <= _BLOCK and size.depth % _COPIED == 0
+    if target.backend != "cuda" or target.arch != 90 or size.whole or size.rows < 64 or not (plain and even):
+        return inf
+    columns = 64 * ceil(size.depth / 64)
+    point = overlapped(size.matmuls(columns, columns, target.rates.tensor), size.softmax(target)) / _SHARE
+    points = waves(size, _BLOCK, _BETWEEN, _BLOCK, target)
+    return _AROUND + max(points * target.sms * point, size.traffic(target, size.heads * ceil(size.rows / _BLOCK)))
 
 
 def _match(context: LoweringContext) -> tuple[Attention, tuple[Value, ...], Value] | None:

@@ -9,7 +9,9 @@ from typing import ClassVar
 
 from fusec.passes.families.attention.schedule.size import (
     BETWEEN,
+    BETWEEN_NARROW,
     BETWEEN_STANDING,
+    BETWEEN_TOGETHER,
     READS_IN_FRAGMENTS,
     AttentionSize,
     overlapped,
@@ -82,7 +84,7 @@ def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[
     ways = _ways(columns, size.masked, size.keys > _LONG)
     if not blocks:
         return []
-    seconds = _predict(size, blocks[0][0], blocks[0][1], ways[0][1], target)
+    seconds = _predict(size, blocks[0][0], blocks[0][1], ways[0], target)
     return [
         HopperAttentionSchedule(*block, ping_pong, persistent=persistent, seconds=seconds / _LATER ** (later + slower))
         for later, (ping_pong, persistent) in enumerate(ways)
@@ -98,7 +100,7 @@ _START = 1.5e-6
 """Seconds until the first keys have arrived, and after the last."""
 
 
-def _predict(size: AttentionSize, queries: int, keys: int, persistent: bool, target: GpuTarget) -> float:
+def _predict(size: AttentionSize, queries: int, keys: int, way: tuple[bool, bool], target: GpuTarget) -> float:
     """Seconds of the usual best block and way."""
     deep, wide = (64 * ceil(n / 64) for n in (size.depth, size.values))
     share = _WIDE if max(deep, wide) > _MOST_WALKED else 1.0
@@ -106,7 +108,10 @@ def _predict(size: AttentionSize, queries: int, keys: int, persistent: bool, tar
         overlapped(size.matmuls(deep, wide, target.rates.tensor), size.reading(*READS_IN_FRAGMENTS).softmax(target))
         / share
     )
-    points = waves(size, queries, BETWEEN if persistent else BETWEEN_STANDING, keys, target)
+    ping_pong, persistent = way
+    beside = BETWEEN if max(deep, wide) > 64 else BETWEEN_NARROW if ping_pong else BETWEEN_TOGETHER
+    between = beside if persistent else BETWEEN_STANDING
+    points = waves(size, queries, between, keys, target)
     blocks = size.heads * ceil(size.rows / queries)
     return target.rates.launch + _START + max(points * target.sms * point, size.traffic(target, blocks))
 

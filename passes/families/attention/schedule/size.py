@@ -22,6 +22,11 @@ BETWEEN, BETWEEN_STANDING = 1.0, 2.4
 """Blocks of keys that could be done in the time between two blocks of queries, where CTAs are persistent and
 where they don't (decision 13)."""
 
+BETWEEN_NARROW, BETWEEN_TOGETHER = 3.0, 4.5
+"""The same of persistent CTAs with heads of up to 64 columns, whose blocks of keys are done in half the time, and where
+their warpgroups end a block together, so that none multiplies meanwhile (4×16×1024 causal 45 µs, 8×12×512 causal 30;
+full 4×16×1024 62; 4×32×4096 full 1195, causal 633: decision 54)."""
+
 READS_IN_FRAGMENTS = (40.0, 8.0)
 """Instructions' worth of time for an element of an array that is read at each point, and at each key, by kernels whose
 threads read what the fragments that they hold need: two neighbours of eight rows an instruction. Heads of 64, 4×16×1024

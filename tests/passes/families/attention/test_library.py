@@ -22,6 +22,7 @@ from fusec.passes.outputs import memory_strides  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.attentions import attention_from_text  # noqa: E402
 from fusec.runtime.matmuls import see  # noqa: E402
+from fusec.target.gpu import gpu_target  # noqa: E402
 from fusec.tile.views import strided_view  # noqa: E402
 
 
@@ -96,7 +97,7 @@ def calls(function: Any, *args: Any) -> list[tuple[ExternAttributes, list[Any]]]
             views = {v: strided_view(v, producers, memory_strides(graph)) for v in (*op.operands, *op.results)}
             layouts = {v: view.strides for v, view in views.items() if view is not None}
             context = LoweringContext(op, layouts, "group")
-            for alternative in attention_alternatives(context):
+            for alternative in attention_alternatives(context, gpu_target("cuda:sm_90")):
                 pieces = alternative.lower(context)
                 assert isinstance(pieces, Pieces)
                 (call,) = pieces.ops
