@@ -41,6 +41,9 @@ MOST_ALONE = 4
 GROWING = "its arguments hold what an earlier call left there; further calls like it are compiled"
 """Why the first of such calls runs as written."""
 
+COUNTING = "objects among its arguments count: an integer in them was another at each call"
+"""Why calls run as written for each of which a program would be made."""
+
 REPEATED = (
     f"it was compiled for {MOST} sets of extents, and for no range of them; further ones are compiled after "
     f"{OFTEN - 1} calls (dynamic=True asks for ranges, dynamic=False for a program each)"
@@ -174,6 +177,9 @@ class Dispatcher(Planner):
             if opened is not None:
                 plan = replace(opened, signature=key)
                 self._open = (plan, *self._open)
+            elif self.counts_in_objects(arrays, leaves, spec):
+                self._refusals.failed(kind, COUNTING, time.monotonic() - start)
+                return self._as_written(COUNTING, args, kwargs, "settling")
             elif self.is_passing(arrays, leaves, spec):
                 return self._as_written(GROWING, args, kwargs, "settling")
             elif not known and self._waits(kind, key):

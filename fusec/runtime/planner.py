@@ -357,21 +357,18 @@ class Planner:
             return False
         parts = (*spec.args, *(part for _, part in spec.kwargs))
         held = any(TENSOR in node.parts for part in parts for node in nodes_in(part))
-        if not held:
-            return False
-        if self._counts_in_objects(arrays, leaves, spec):
-            return True
         seen = self._seen_like(arrays, leaves, spec)
-        if len(seen) != 1 or id(seen) in self._passed:
+        if not held or len(seen) != 1 or id(seen) in self._passed:
             return False
         self._passed.add(id(seen))
         return True
 
-    def _counts_in_objects(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> bool:
-        """Whether calls differ in an integer, again and again: what is compiled for one would be called once.
-
-        Caches with a window count positions so.
+    def counts_in_objects(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> bool:
+        """Whether calls that change their containers differ in an integer, again and again: what is compiled for one
+        would be called once. Caches with a window count positions so.
         """
+        if not self._grows or self.general is None or self.fallback == "error":
+            return False
         values = tuple(integers_in(spec))
         kinds = tuple((x.type.dtype, x.type.rank, x.type.device) for x in map(arrays.layout, leaves))
         seen = self._counted.setdefault(

@@ -12,7 +12,7 @@ import torch
 
 import fusec
 from fusec.errors import UnsupportedOpError
-from fusec.runtime.dispatch import GROWING
+from fusec.runtime.dispatch import COUNTING, GROWING
 
 from .test_results import picture
 
@@ -64,6 +64,28 @@ def test_one_program_serves_a_cache_that_grows() -> None:
                 torch.testing.assert_close(one.keys, other.keys)
     assert fast.dispatcher.eager_calls == {GROWING: 1}
     assert len(fast.dispatcher.plans) == 4  # without keys, with two, with any number of them, with one
+
+
+def counted(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """A cache that counts its positions in Python, and starts to forget at the eighth."""
+    for number, layer in enumerate(cache.layers):
+        keys = cache.update(torch.tanh(x), number)
+        layer.steps += len(x)
+        x = x + keys.sum(0) / max(layer.steps, 8)
+    return x
+
+
+def test_a_cache_that_counts_is_compiled_for_none_of_its_numbers() -> None:
+    """A program for each would be called once a text."""
+    fast = fusec.jit(counted, warn=False)
+    for _ in range(3):
+        ours, theirs = Cache(), Cache()
+        for _ in range(12):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(fast(x, ours), counted(x, theirs))
+            assert [layer.steps for layer in ours.layers] == [layer.steps for layer in theirs.layers]
+    assert fast.dispatcher.eager_calls[COUNTING] > 24
+    assert len(fast.dispatcher.plans) < 5
 
 
 def appends(x: torch.Tensor, held: list[Any]) -> torch.Tensor:
