@@ -8,6 +8,7 @@ what is left up to the group's end. Where a group ends is read on the device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, sub, symbol
@@ -22,6 +23,10 @@ from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Let, Loop, Map, RegisterTil
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
 _NO_REGISTERS = RegisterTile(0, 0)
+
+_RUN = 64
+"""Rows after which sums of f32 go to the sum of all: the library's error is that of its split sums, and twice it is
+promised."""
 
 
 def outer_problem(context: LoweringContext, usual: Callable[[Index], int] = most) -> OuterProblem:
@@ -66,7 +71,7 @@ class _Outer:
         block = Iter(self.mi, s.m), Iter(self.ni, s.n)
         shift: dict[Symbol, Index] = {self.i: add(row0, self.mi), self.j: add(column0, self.ni)}
 
-        def step(k: Symbol, depth: Iter) -> Dot:
+        def step(k: Symbol, depth: Iter, total: Load = total) -> Dot:
             at = {**shift, self.k: add(k, self.ki)}
             left, right = (
                 self._operand(v, (self.k, x), at) for v, x in zip(self.op.operands, (self.i, self.j), strict=False)
@@ -78,12 +83,28 @@ class _Outer:
         body = (
             *self._bounds(),
             *(Alloc(acc), Map(block, acc, (self.mi, self.ni), Const(0.0, f32))),
-            Loop(self.k0, self.start, self.whole, s.k, (step(self.k0, Iter(self.ki, s.k)),)),
+            self._whole_steps(block, total, partial(step, self.k0, Iter(self.ki, s.k))),
             Loop(self.k1, self.whole, self.end, s.k, (step(self.k1, past),)),
             *epilogue_stores(self.context, "grouped", (self.op,), point, shift, (rows, columns), (total,)),
         )
         iters = (Iter(self.g, p.groups), Iter.over(self.pid, mul(self.row_tiles, self.column_tiles)))
         return self.context.finish("grouped", (Grid(iters, body),), s.describe(), GEMM_BLOCKS)
+
+    def _whole_steps(self, block: tuple[Iter, Iter], total: Load, step: Callable[..., Dot]) -> Loop:
+        """The loop over a group's whole steps; of f32 over runs of rows with a sum each, added to the sum of all."""
+        s = self.schedule
+        if not self.problem.exact:
+            return Loop(self.k0, self.start, self.whole, s.k, (step(),))
+        own = self.context.tile("run", f32, s.m, s.n)
+        run, at = symbol("run", 0, last(self.rows)), (self.mi, self.ni)
+        end = minimum(add(run, max(_RUN, s.k)), self.whole)
+        body: tuple[Statement, ...] = (
+            Alloc(own),
+            Map(block, own, at, Const(0.0, f32)),
+            Loop(self.k0, run, end, s.k, (step(Load(own, at)),)),
+            Map(block, total.buffer, at, Apply("add", (total, Load(own, at)), f32)),
+        )
+        return Loop(run, self.start, self.whole, max(_RUN, s.k), body)
 
     def _tile(self) -> tuple[Index, Index]:
         """Tile number to row tile and column tile, columns within groups of row tiles."""

@@ -104,6 +104,7 @@ GROUPED = {
     "outer_odd": outer("f16", 77, 3, 33, 17, 30),
     "outer_f32": outer("f32", 100, 5, 37, 30, 19),
     "outer_long": outer("bf16", 700, 2, 32, 64, 400),
+    "outer_long_f32": outer("f32", 500, 2, 32, 24, 290),
     "grouped_apart": apart("bf16", 90, 3, 40, 48, 25),
     "grouped_apart_f32": apart("f32", 30, 2, 17, 19, 12),
     "experts": experts("bf16", 37, 2, 3, 32, 24),
