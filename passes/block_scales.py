@@ -57,7 +57,7 @@ def scaling_of(producer: Callable[[Value], Op | None], value: Value) -> Scaling 
         return made
 
     op = maker(value)
-    if op is None or op.result.type.dtype is not f32:
+    if op is None or value.type.dtype is not f32:
         return None
     if _widens(op):
         return Scaling((op,), tuple(views), op.operands[0], None)

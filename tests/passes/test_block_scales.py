@@ -130,3 +130,14 @@ def test_operands_are_made_in_the_kernel(text: str, count: int) -> None:
     found = groups(lower(parse(text), "cuda:sm_90").graph)
     assert len(found) == count
     assert all({"dot", "mul", "cast"} <= names for names in found)
+
+
+def test_a_matmul_of_one_of_several_results() -> None:
+    """As a layer is behind attention by the library, whose call gives more than its output."""
+    text = """graph @g(%x: f32[256, 128], %w: f32[256, 128]) {
+      %v, %i = extern(%x) {target="aten.sort", arguments="(($0,), {})"} : f32[256, 128], i64[256, 128]
+      %y = dot(%v, %w) {contract=[1]x[1]} : f32[256, 256]
+      %z = cast(%y) : bf16[256, 256]
+      return %z, %i
+    }"""
+    assert [k.kind for k in lower(parse(text), "cuda:sm_90").program.kernels] == ["gemm"]

@@ -7,7 +7,7 @@ bias, mask, soft cap, anything pointwise) is carried along, not recognised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, prod
@@ -20,7 +20,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.families.attention.elements import AttentionParts, Elements, find_elements
 from fusec.passes.groups.grow import Log, grow_consumers, grow_producers, is_cheap
-from fusec.passes.groups.partition import Group, Partition
+from fusec.passes.groups.partition import POINTWISE, Group, Partition
 from fusec.runtime.program import Declined
 from fusec.tile.views import Subscripts, broadcast_index, fresh_index, settled, view_index
 
@@ -33,6 +33,10 @@ H100; two matmuls with a softmax between them take 93."""
 
 _FEW_QUERIES = 16
 """Where keys are so many times more than queries, a kernel that makes the queries costs more than it is worth."""
+
+_WIDE_TABLE, _TABLE_SHARE = 1 << 16, 8
+"""Elements of an array that a point of the scores may not be looked up in, where it has an eighth as many as what is
+found. DeBERTa's two lookups by relative position, 96×512×512, in the attention's kernel: 2.4 ms a layer on an H100."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,28 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         scores += [found.parts.sink] if found.parts.sink is not None else []
-        grow_producers(partition, group, is_cheap, scores)
+        grow_producers(partition, group, _near(partition) if blocked else is_cheap, scores)
         queries, keys = (found.parts.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
         if not blocked:
             grow_producers(partition, group, partial(is_own, partition), [queries])
         elif _FEW_QUERIES * queries.type.most <= keys.type.most:
             grow_producers(partition, group, lambda op: True, [queries])
+
+
+def _near(partition: Partition) -> Callable[[Op], bool]:
+    """Cheap ops, but for those made of what is looked up in an array of about the scores' size: a map looks it up."""
+    known: dict[Op, bool] = {}
+
+    def far(op: Op) -> bool:
+        if op not in known:
+            made = (partition.producers.get(v) for x in op.operands for v in partition.sources_of(x))
+            of_far = any(m is not None and m.definition.kind in POINTWISE and far(m) for m in made)
+            looks_up = op.name in ("gather", "gather_elements")
+            size = max((v.type.most for v in partition.sources_of(op.operands[0])), default=0) if looks_up else 0
+            known[op] = of_far or (size >= _WIDE_TABLE and size * _TABLE_SHARE >= op.result.type.most)
+        return known[op]
+
+    return lambda op: is_cheap(op) and not far(op)
 
 
 def _depth(match: AttentionMatch) -> int:

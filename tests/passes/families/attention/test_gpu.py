@@ -196,3 +196,25 @@ def test_keys_that_no_block_holds_many_of_are_multiplied_by_themselves(width: in
 }}""")
     found = [r.kind for r in lower(graph, "cuda:sm_90", check=True).program.kernels]
     assert [kind for kind in found if kind != "combine"] == kinds
+
+
+@pytest.mark.parametrize(("table", "kinds"), [((512, 512), ["map", "attention"]), ((1, 64), ["attention"])])
+def test_a_score_is_looked_up_in_a_wide_array_by_a_map(table: tuple[int, int], kinds: list[str]) -> None:
+    rows, columns = table
+    text = f"""graph @g(%q: bf16[8, 512, 64], %k: bf16[8, 512, 64], %v: bf16[8, 512, 64], %t: bf16[8, {rows}, {columns}]) {{
+      %i = iota() {{axis=1}} : i64[512, 512]
+      %j = iota() {{axis=0}} : i64[512, 512]
+      %d = sub(%i, %j) : i64[512, 512]
+      %low = maximum(%d, i64(0)) : i64[512, 512]
+      %at = minimum(%low, i64({columns - 1})) : i64[512, 512]
+      %all = broadcast(%at) : i64[8, 512, 512]
+      %wide = broadcast(%t) : bf16[8, 512, {columns}]
+      %b = gather_elements(%wide, %all) {{axis=2}} : bf16[8, 512, 512]
+      %twice = add(%b, %b) : bf16[8, 512, 512]
+      %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : bf16[8, 512, 512]
+      %x = add(%s, %twice) : bf16[8, 512, 512]
+      %w = softmax(%x) {{axis=2}} : bf16[8, 512, 512]
+      %o = dot(%w, %v) {{contract=[2]x[1], batch=[0]x[0]}} : bf16[8, 512, 64]
+      return %o
+    }}"""
+    assert [k.kind for k in lowered(parse(text)).kernels] == kinds
