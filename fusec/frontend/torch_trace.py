@@ -284,8 +284,11 @@ class Trace(InPlaceCalls):  # type: ignore[no-untyped-call]
 
     def _is_whole(self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> bool:
         """Whether a call goes to the library although PyTorch has a decomposition of it. On a CPU resampling does; it
-        is decomposed where the library may not run."""
+        is decomposed where the library may not run. On a GPU an embedding's gradient does: decomposed, it is a write
+        through indices, whose library kernel adds up the rows of one index one after the other."""
         name, is_on_cpu = func.overloadpacket.__name__, self.emitter.is_on_cpu
+        if name == "embedding_dense_backward":
+            return self._fallback != "error" and not any(map(is_on_cpu, tensors))
         if name in RESAMPLING:
             return self._fallback != "error" and all(map(is_on_cpu, tensors))
         return name in _LIBRARY_ONLY or stays_whole(func, args, kwargs, is_on_cpu)
