@@ -201,7 +201,8 @@ def test_keys_that_no_block_holds_many_of_are_multiplied_by_themselves(width: in
 @pytest.mark.parametrize(("table", "kinds"), [((512, 512), ["map", "attention"]), ((1, 64), ["attention"])])
 def test_a_score_is_looked_up_in_a_wide_array_by_a_map(table: tuple[int, int], kinds: list[str]) -> None:
     rows, columns = table
-    text = f"""graph @g(%q: bf16[8, 512, 64], %k: bf16[8, 512, 64], %v: bf16[8, 512, 64], %t: bf16[8, {rows}, {columns}]) {{
+    text = f"""graph @g(%q: bf16[8, 512, 64], %k: bf16[8, 512, 64], %v: bf16[8, 512, 64],
+      %t: bf16[8, {rows}, {columns}]) {{
       %i = iota() {{axis=1}} : i64[512, 512]
       %j = iota() {{axis=0}} : i64[512, 512]
       %d = sub(%i, %j) : i64[512, 512]
