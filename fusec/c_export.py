@@ -19,7 +19,7 @@ from fusec.errors import ArtifactError
 from fusec.ir.index import Index, symbol
 from fusec.ir.types import TensorType
 from fusec.os_errors import told
-from fusec.runtime.program import Program, Slot
+from fusec.runtime.program import Program, Slot, with_widest_outputs
 from fusec.target.gpu import is_gpu
 
 
@@ -51,12 +51,12 @@ def _header(compiled: CompiledFunction, code: Code) -> str:
     name, pieces = code.name, code.pieces
     dims = list(compiled.ranges)
     inputs = [spec.type(_symbols(compiled)) for spec in compiled.specs]
-    last = pieces[-1].program
-    outputs = [last.slots[slot] for slot in last.outputs]
+    program = with_widest_outputs([piece.program for piece in pieces])
+    outputs = [program.slots[slot] for slot in program.outputs]
     guard = f"FUSEC_{name.upper()}_H"
     functions = [piece.function(dims) for piece in pieces]
     parts = [
-        _comment(compiled, inputs, outputs, last),
+        _comment(compiled, inputs, outputs, program),
         f"#ifndef {guard}\n#define {guard}\n{COMMON}",
         *code.common(),
         f"typedef struct {{\n  char *weights;\n{code.fields()}}} {name}_model;\n",

@@ -30,7 +30,7 @@ from fusec.runtime.emit import pack_sources
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.host import HostExecutable
 from fusec.runtime.isa import required_features
-from fusec.runtime.program import Pack, Program
+from fusec.runtime.program import Pack, Program, with_widest_outputs
 from fusec.runtime.serial import Json, dims_to_json, program_to_json, type_to_json
 from fusec.runtime.structure import call_to_json, examine, result_to_json
 from fusec.runtime.telling import warn_user
@@ -76,6 +76,7 @@ def save(compiled: CompiledFunction, path: str | PathLike[str], *, weights: bool
         record, found = _piece(compiled, variant, store, given)
         records.append(record)
         members |= {piece_folder(number) + name: data for name, data in found.items()}
+    outputs = with_widest_outputs([v.executable.program for v in variants])
     manifest = {
         "fusec": __version__,
         "name": compiled.name,
@@ -84,7 +85,7 @@ def save(compiled: CompiledFunction, path: str | PathLike[str], *, weights: bool
         "requires": _requirements(variants[0].executable, members.values()),
         "dims": {name: list(ends) for name, ends in compiled.ranges.items()},
         "inputs": [_spec_to(spec, compiled.ranges) for spec in compiled.specs],
-        "outputs": [_output(variants[-1].executable.program, k) for k in range(records[-1]["result"]["outputs"])],
+        "outputs": [_output(outputs, k) for k in range(len(outputs.outputs))],
         "call": call_to_json(compiled.call_spec),
         "parameters": None if compiled.parameters is None else compiled.parameters.to_json(),
         "quantization": None if compiled.quantization is None else compiled.quantization.to_json(),

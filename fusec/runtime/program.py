@@ -6,7 +6,7 @@ The passes make a program, the runtime runs it, an artefact stores it. It holds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -204,6 +204,16 @@ class Lowered:
     program: Program
     seconds: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
+
+
+def with_widest_outputs(programs: Sequence[Program]) -> Program:
+    """Of the programs of a function's pieces the one whose outputs have the most extents of ranges, of these the last:
+    where a range has a piece for one extent alone, the others say what the outputs are."""
+
+    def ranged(program: Program) -> int:
+        return sum(not isinstance(d, int) for slot in program.outputs for d in program.slots[slot].type.shape)
+
+    return max(reversed(programs), key=ranged)
 
 
 def root_of(program: Program, slot: int) -> tuple[int, Dim]:

@@ -37,6 +37,19 @@ def test_inspect(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert expected in result.stdout
 
 
+def test_outputs_are_told_for_the_whole_range(tmp_path: Path) -> None:
+    """Though the last piece is for one extent alone."""
+
+    def bounded(x: np.ndarray) -> np.ndarray:
+        return x * 2 if x.shape[0] < 16 else x + 1
+
+    compiled = fusec.compile(bounded, fusec.TensorSpec(("N:1..16", 4), "f32"), library="numpy")
+    compiled.save(tmp_path / "f.fusec")
+    assert "output 0: f32[N, 4] strides (4, 1)" in run(app, ["inspect", str(tmp_path / "f.fusec")]).stdout
+    header = compiled.export_c(tmp_path / "c").read_text()
+    assert "output0: f32[N, 4], strides (4, 1) in elements" in header
+
+
 def test_inspect_refuses_what_is_damaged(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(saved.read_bytes()[:-40])
     result = run(app, ["inspect", str(tmp_path / "x")])
