@@ -11,6 +11,9 @@ from fusec.codegen.triton.source import KernelSource, LoadedSource, signature_of
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 
+_RACE, _TRIES = "AST constructor recursion depth mismatch", 16
+"""What CPython before 3.13 may raise where two threads parse at a time (github.com/python/cpython/issues/106905)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Binary:
@@ -23,7 +26,6 @@ class Binary:
 
 def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *, aligned: bool) -> Binary:
     """One kernel's machine code. ``aligned``: every address is a multiple of 16 bytes."""
-    import triton
     from triton.backends.compiler import GPUTarget as TritonTarget
     from triton.compiler import ASTSource
 
@@ -40,7 +42,7 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
             options["maxnreg"] = kernel.registers
         try:
             with tracing.span(f"triton {kernel.name}", "compile", target=target.name, stages=stages, aligned=aligned):
-                compiled = triton.compile(text, target=device, options=options)
+                compiled = _compiled(text, target=device, options=options)
         except Exception as error:
             reason = str(error).strip()[-600:]
             message = f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}"
@@ -54,6 +56,19 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
     form = "cubin" if target.backend == "cuda" else "hsaco"
     assembly = compiled.asm.get("ptx" if target.backend == "cuda" else "amdgcn", "")
     return Binary(bytes(compiled.asm[form]), {k: v for k, v in metadata.items() if _is_plain(v)}, str(assembly))
+
+
+def _compiled(*source: Any, **options: Any) -> Any:
+    """Triton's compiler, which parses its functions; kernels are compiled in threads."""
+    import triton
+
+    for _ in range(_TRIES - 1):
+        try:
+            return triton.compile(*source, **options)
+        except Exception as error:
+            if _RACE not in str(error):
+                raise
+    return triton.compile(*source, **options)
 
 
 def _is_plain(value: object) -> bool:
