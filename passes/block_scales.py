@@ -19,6 +19,7 @@ from fusec.ir.types import contiguous_strides, f32
 from fusec.passes.contraction import contraction
 from fusec.passes.groups.partition import Partition
 from fusec.passes.inline import Inliner, Leaf
+from fusec.passes.own_copies import OwnCopies
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, is_same_along, symbols_in
 from fusec.tile.templates import SHARED_COLUMNS
 
@@ -135,8 +136,7 @@ def scaled_apart(graph: Graph) -> Graph:
     """The graph where scaled dots that can't share a kernel have their own copies of what makes their operands, so
     that each can have it in its kernel."""
     partition = Partition(graph)
-    names = {v.name for v in graph.inputs} | {v.name for op in graph.ops for v in op.results}
-    before: dict[Op, list[Op]] = {}
+    own = OwnCopies(graph)
     changed: dict[Op, Op] = {}
     made: dict[object, Value] = {}
     for dot in graph.ops:
@@ -149,32 +149,14 @@ def scaled_apart(graph: Graph) -> Graph:
                 continue
             key = value, side, dot.result.type
             if key not in made:
-                copies: dict[Value, Value] = {}
-                copied = {*scaling.ops, *scaling.views}
-                for op in (o for o in graph.ops if o in copied):
-                    result = replace(op.result, name=_unique(names, op.result.name))
-                    inputs = tuple(copies.get(v, v) for v in op.operands)
-                    before.setdefault(dot, []).append(replace(op, operands=inputs, results=(result,)))
-                    copies[op.result] = result
-                made[key] = copies[value]
+                made[key] = own.make({*scaling.ops, *scaling.views}, dot)[value]
             operands[side] = made[key]
         if operands != list(dot.operands):
             changed[dot] = replace(dot, operands=tuple(operands))
-    if not changed:
-        return graph
-    return graph.with_ops(o for op in graph.ops for o in (*before.get(op, ()), changed.get(op, op)))
+    return own.with_readers(changed)
 
 
 def _has_others(partition: Partition, scaling: Scaling, dot: Op) -> bool:
     """Whether anything but this dot reads what makes its operand, or it is an output."""
     allowed = {dot, *scaling.ops}
     return any(partition.escapes(op) or not allowed.issuperset(partition.compute_consumers(op)) for op in scaling.ops)
-
-
-def _unique(names: set[str], base: str) -> str:
-    found, count = f"{base}_own", 1
-    while found in names:
-        count += 1
-        found = f"{base}_own{count}"
-    names.add(found)
-    return found

@@ -14,6 +14,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.passes.families.scores.match import products_above
 from fusec.passes.groups.grow import is_cheap
 from fusec.passes.groups.partition import Partition
+from fusec.passes.own_copies import OwnCopies
 
 LEAST = 1 << 16
 """Elements of a result below which it is left where it is: a cache holds it."""
@@ -26,9 +27,8 @@ MOST = 16
 def masks_apart(graph: Graph) -> Graph:
     """The graph where each map on scores has its own copy of a mask or bias that is made of small values."""
     partition = Partition(graph)
-    names = {v.name for v in graph.inputs} | {v.name for op in graph.ops for v in op.results}
+    copies = OwnCopies(graph)
     taken: set[Value] = set()
-    before: dict[Op, list[Op]] = {}
     changed: dict[Op, Op] = {}
     for op in graph.ops:
         if op.definition.kind != "elementwise" or op in partition.free:
@@ -40,17 +40,10 @@ def masks_apart(graph: Graph) -> Graph:
             if not chain or value not in taken:
                 taken.add(value)
                 continue
-            copies: dict[Value, Value] = {}
-            for made in (o for o in graph.ops if o in chain):
-                results = tuple(replace(v, name=_unique(names, v.name)) for v in made.results)
-                operands = tuple(copies.get(v, v) for v in made.operands)
-                before.setdefault(op, []).append(replace(made, operands=operands, results=results))
-                copies.update(zip(made.results, results, strict=True))
+            made = copies.make(chain, op)
             own = changed.get(op, op)
-            changed[op] = replace(own, operands=tuple(copies.get(v, v) for v in own.operands))
-    if not changed:
-        return graph
-    return graph.with_ops(o for op in graph.ops for o in (*before.get(op, ()), changed.get(op, op)))
+            changed[op] = replace(own, operands=tuple(made.get(v, v) for v in own.operands))
+    return copies.with_readers(changed)
 
 
 def _chain(partition: Partition, value: Value) -> set[Op]:
@@ -77,12 +70,3 @@ def _chain(partition: Partition, value: Value) -> set[Op]:
         found.add(op)
         ahead += op.operands
     return found if maps else set()
-
-
-def _unique(names: set[str], base: str) -> str:
-    found, count = f"{base}_own", 1
-    while found in names:
-        count += 1
-        found = f"{base}_own{count}"
-    names.add(found)
-    return found

@@ -96,16 +96,18 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
 
 def _near(partition: Partition) -> Callable[[Op], bool]:
     """Cheap ops, but for those made of what is looked up in an array of about the scores' size: a map looks it up."""
-    known: dict[Op, bool] = {}
+
+    def through(op: Op) -> bool:
+        return op in partition.free or op.definition.kind in POINTWISE
+
+    def is_wide_lookup(op: Op | None) -> bool:
+        if op is None or op.name not in ("gather", "gather_elements"):
+            return False
+        size = max((v.type.most for v in partition.sources_of(op.operands[0])), default=0)
+        return size >= _WIDE_TABLE and size * _TABLE_SHARE >= op.result.type.most
 
     def far(op: Op) -> bool:
-        if op not in known:
-            made = (partition.producers.get(v) for x in op.operands for v in partition.sources_of(x))
-            of_far = any(m is not None and m.definition.kind in POINTWISE and far(m) for m in made)
-            looks_up = op.name in ("gather", "gather_elements")
-            size = max((v.type.most for v in partition.sources_of(op.operands[0])), default=0) if looks_up else 0
-            known[op] = of_far or (size >= _WIDE_TABLE and size * _TABLE_SHARE >= op.result.type.most)
-        return known[op]
+        return any(is_wide_lookup(made) for _, made in made_from(partition.producers.get, op.results, through))
 
     return lambda op: is_cheap(op) and not far(op)
 
