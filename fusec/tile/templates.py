@@ -164,6 +164,15 @@ class WarpShares:
     ring: int = 0
     together: int = 1
 
+    @property
+    def block_lines(self) -> int:
+        return self.lines * self.line_groups
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.line_groups * self.depth_groups
+
 
 @dataclass(frozen=True)
 class SkinnyGemm:

@@ -81,7 +81,7 @@ def large_side(matmuls: Matmuls) -> int:
 
 def check_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) -> None:
     """LoweringError for matmuls that :func:`lower_skinny_gemm` refuses, of any sizes."""
-    _template(*_matmuls(context.fresh(), schedule), schedule)
+    _template(*_matmuls(context.fresh(), schedule.shares), schedule.shares)
 
 
 def lower_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) -> LoweredGroup:
@@ -90,17 +90,17 @@ def lower_skinny_gemm(context: LoweringContext, schedule: SkinnyGemmSchedule) ->
     LoweringError for operands that are not of 16 bits or read floats of 8, which nothing here takes apart, and for a
     depth that is no multiple of what a lane reads.
     """
-    matmuls, side = _matmuls(context, schedule)
-    return matmuls.finish_template(_template(matmuls, side, schedule), schedule.describe())
+    matmuls, side = _matmuls(context, schedule.shares)
+    return matmuls.finish_template(_template(matmuls, side, schedule.shares), schedule.describe())
 
 
-def _matmuls(context: LoweringContext, s: SkinnyGemmSchedule) -> tuple[TiledMatmuls, int]:
+def _matmuls(context: LoweringContext, s: WarpShares) -> tuple[TiledMatmuls, int]:
     side = large_side(Matmuls(context.fresh()))
-    m, n = (s.lines, s.vectors) if side == 0 else (s.vectors, s.lines)
+    m, n = (s.block_lines, s.vectors) if side == 0 else (s.vectors, s.block_lines)
     return TiledMatmuls(context, TileSizes(m, n, 4 * s.lane)), side
 
 
-def _template(matmuls: TiledMatmuls, side: int, s: SkinnyGemmSchedule) -> SkinnyGemm:
+def _template(matmuls: TiledMatmuls, side: int, s: WarpShares) -> SkinnyGemm:
     dtype = matmuls.multiplied_type()
     if dtype.bits != 16:
         raise LoweringError(f"lines of {dtype} are not made in registers")
@@ -114,6 +114,4 @@ def _template(matmuls: TiledMatmuls, side: int, s: SkinnyGemmSchedule) -> Skinny
             raise LoweringError("floats of 8 bits in fragments")
         return matmuls.loaded_or_computed(op, side, dtype)
 
-    groups = s.line_groups, s.depth_groups, s.split
-    shares = WarpShares(s.warp_lines, s.vectors, *groups, s.lane, s.ahead, s.ring, s.together)
-    return SkinnyGemm(matmuls.nest(operand), side, shares)
+    return SkinnyGemm(matmuls.nest(operand), side, s)

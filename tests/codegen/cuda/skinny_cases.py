@@ -16,6 +16,7 @@ import fusec
 from fusec.ir.graph import Graph
 from fusec.passes.families.gemm.schedule.skinny import SkinnyGemmSchedule
 from fusec.tile.kernel import Kernel
+from fusec.tile.templates import WarpShares
 
 Case = tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...], SkinnyGemmSchedule]
 
@@ -129,13 +130,13 @@ def plain(x: Any, w: Any) -> Any:
     return F.linear(x, w)
 
 
-ONE = SkinnyGemmSchedule(16, 8, 1, 2, 1, 32, 1)
-PIECES = SkinnyGemmSchedule(16, 8, 1, 4, 1, 8, 2)
-FOUR = SkinnyGemmSchedule(32, 16, 2, 2, 1, 16, 2)
-SPLIT = SkinnyGemmSchedule(64, 16, 1, 2, 2, 32, 1)
-WIDE = SkinnyGemmSchedule(32, 64, 2, 2, 1, 16, 1)
-RING = SkinnyGemmSchedule(64, 16, 1, 2, 2, 32, 2, 3, 1)
-SHARED_RING = SkinnyGemmSchedule(32, 32, 2, 2, 1, 64, 1, 2, 1)
+ONE = SkinnyGemmSchedule(WarpShares(16, 8, 1, 2, 1, 32, 1))
+PIECES = SkinnyGemmSchedule(WarpShares(16, 8, 1, 4, 1, 8, 2))
+FOUR = SkinnyGemmSchedule(WarpShares(32, 16, 2, 2, 1, 16, 2))
+SPLIT = SkinnyGemmSchedule(WarpShares(64, 16, 1, 2, 2, 32, 1))
+WIDE = SkinnyGemmSchedule(WarpShares(32, 64, 2, 2, 1, 16, 1))
+RING = SkinnyGemmSchedule(WarpShares(64, 16, 1, 2, 2, 32, 2, 3, 1))
+SHARED_RING = SkinnyGemmSchedule(WarpShares(32, 32, 2, 2, 1, 64, 1, 2, 1))
 
 
 def _case(function: Callable[..., Any], schedule: SkinnyGemmSchedule, *types: str) -> Case:

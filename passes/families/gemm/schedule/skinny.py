@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, sqrt
 from typing import ClassVar
@@ -14,47 +14,31 @@ from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Language
+from fusec.tile.templates import WarpShares
 
 
 @dataclass(frozen=True)
 class SkinnyGemmSchedule:
-    """A warp has sums of ``warp_lines`` by ``vectors``; ``line_groups`` by ``depth_groups`` warps are a block.
-
-    split: blocks of a cluster that share K. lane: neighbours along K that a lane reads at once. ahead: how many such
-    reads it has under way. ring: steps of the vectors in shared memory (0: they are read as they lie). together: blocks
-    that are to share an SM.
-    """
+    """How warps share the matmul."""
 
     language: ClassVar[Language] = "cuda"
-    warp_lines: int
-    vectors: int
-    line_groups: int
-    depth_groups: int
-    split: int
-    lane: int
-    ahead: int
-    ring: int = 0
-    together: int = 1
+    shares: WarpShares
     seconds: float = field(default=0.0, compare=False)
 
     @property
-    def lines(self) -> int:
-        """Of a block."""
-        return self.warp_lines * self.line_groups
-
-    @property
     def launch(self) -> Launch:
-        return Launch(self.line_groups * self.depth_groups, self.ahead)
+        return Launch(self.shares.warps, self.shares.ahead)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
+        s = self.shares
         return (
-            ("warp", f"{self.warp_lines}x{self.vectors}"),
-            ("warps", f"{self.line_groups}x{self.depth_groups}"),
-            ("split", self.split),
-            ("lane", self.lane),
-            ("ahead", self.ahead),
-            ("ring", self.ring),
-            ("together", self.together),
+            ("warp", f"{s.lines}x{s.vectors}"),
+            ("warps", f"{s.line_groups}x{s.depth_groups}"),
+            ("split", s.split),
+            ("lane", s.lane),
+            ("ahead", s.ahead),
+            ("ring", s.ring),
+            ("together", s.together),
         )
 
 
@@ -125,7 +109,7 @@ def skinny_candidates(p: SkinnyProblem, target: GpuTarget) -> list[SkinnyGemmSch
         return []
     if not p.batches * p.lines * p.k * p.vectors or p.vectors > MOST_VECTORS:
         return []
-    found = [replace(s, seconds=_predict(p, s, target)) for s in _schedules(p, target)]
+    found = [SkinnyGemmSchedule(s, _predict(p, s, target)) for s in _shares(p, target)]
     return sorted(found, key=by_seconds)
 
 
@@ -136,7 +120,7 @@ def _lane(p: SkinnyProblem) -> int | None:
     return next((lane for lane in fitting if lane * p.bytes <= most * _SLACK), fitting[-1] if fitting else None)
 
 
-def _schedules(p: SkinnyProblem, target: GpuTarget) -> Iterator[SkinnyGemmSchedule]:
+def _shares(p: SkinnyProblem, target: GpuTarget) -> Iterator[WarpShares]:
     vectors = min(_MOST_TOGETHER, max(8, pow2(p.vectors)))
     splits = _SPLITS if target.has_tma else (1,)
     lane = _lane(p)
@@ -145,45 +129,45 @@ def _schedules(p: SkinnyProblem, target: GpuTarget) -> Iterator[SkinnyGemmSchedu
     for columns in dict.fromkeys((vectors, max(vectors // 2, 8))):
         for warps, split in product(_WARPS[min(columns, 32)], splits):
             lines, line_groups, depth_groups, ahead, ring, together = warps
-            shares = line_groups, depth_groups, split
-            s = SkinnyGemmSchedule(lines, columns, *shares, lane, ahead, ring, together if p.dots == 1 else 1)
+            groups = line_groups, depth_groups, split
+            s = WarpShares(lines, columns, *groups, lane, ahead, ring, together if p.dots == 1 else 1)
             fits = lines * columns * p.dots // 32 <= _MOST_SUMS and _registers(p, s) < _MOST_REGISTERS
-            fits = fits and (lines == 16 or s.lines < 2 * p.lines)
+            fits = fits and (lines == 16 or s.block_lines < 2 * p.lines)
             deep = split == 1 or p.k >= 4 * lane * depth_groups * split
             if fits and deep and _shared(p, s) <= target.shared_memory // s.together - _BLOCK_BARE:
                 yield s
 
 
-def _shared(p: SkinnyProblem, s: SkinnyGemmSchedule) -> int:
+def _shared(p: SkinnyProblem, s: WarpShares) -> int:
     """Bytes of a block's vectors, and after them its sums, about."""
-    sums = 4 * p.dots * (s.vectors + 2) * (s.lines + 4)
+    sums = 4 * p.dots * (s.vectors + 2) * (s.block_lines + 4)
     return s.depth_groups * max(sums, 8 * s.ring * s.vectors * s.lane)
 
 
-def _registers(p: SkinnyProblem, s: SkinnyGemmSchedule) -> int:
+def _registers(p: SkinnyProblem, s: WarpShares) -> int:
     """Of a thread, about."""
-    sums = s.warp_lines * s.vectors * p.dots // 32
-    held = s.ahead * s.warp_lines / 8 * (p.bytes * s.lane / 4 + 1) * p.dots
+    sums = s.lines * s.vectors * p.dots // 32
+    held = s.ahead * s.lines / 8 * (p.bytes * s.lane / 4 + 1) * p.dots
     vectors = s.vectors // 8 * min(s.lane // 2, 16) / (1 if s.vectors <= 16 else 2)
     return min(_MOST_REGISTERS, int(56 + sums + held + vectors))
 
 
-def _predict(p: SkinnyProblem, s: SkinnyGemmSchedule, target: GpuTarget) -> float:
+def _predict(p: SkinnyProblem, s: WarpShares, target: GpuTarget) -> float:
     """Seconds: the warps' instructions, memory and the vectors' way through L2, which hide each other in part."""
     tiles = p.batches * ceil(p.vectors / s.vectors)
-    blocks = tiles * ceil(p.lines / s.lines) * s.split
-    threads, rates = 32 * s.launch.warps, target.rates
+    blocks = tiles * ceil(p.lines / s.block_lines) * s.split
+    threads, rates = 32 * s.warps, target.rates
     fit = target.shared_memory // (_shared(p, s) + _BLOCK_BARE)
     resident = max(1, min(_REGISTERS // (_registers(p, s) * threads), _THREADS // threads, fit))
     rounds = ceil(blocks / (target.sms * resident))
-    beside = min(resident, ceil(blocks / target.sms)) * s.launch.warps
+    beside = min(resident, ceil(blocks / target.sms)) * s.warps
     share = max(1.0, ceil(blocks / target.sms) * target.sms / blocks)
-    made = tiles * ceil(p.lines / s.lines) * s.lines * p.k * p.dots
+    made = tiles * ceil(p.lines / s.block_lines) * s.block_lines * p.k * p.dots
     busy = min(1.0, sqrt(beside / _BUSY))
-    making = made * (p.instructions + _OF_VECTORS * s.vectors / s.warp_lines) / rates.issue
+    making = made * (p.instructions + _OF_VECTORS * s.vectors / s.lines) / rates.issue
     multiplying = 2.0 * made * s.vectors / rates.warp_tensor
     work = (making + multiplying) * share / busy
-    held = s.launch.warps * s.ahead * p.bytes * 4 * s.lane * s.warp_lines * p.dots
+    held = s.warps * s.ahead * p.bytes * 4 * s.lane * s.lines * p.dots
     supply = min(1.0, sqrt(min(blocks, resident * target.sms) * held / _IN_FLIGHT))
     row = min(1.0, 0.75 + 0.25 * p.bytes * s.lane * 4 / _LINE)
     memory = p.batches * p.lines * p.k * p.dots * p.bytes / rates.read / supply / row

@@ -4,39 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, Problem, gemm_candidates
+from fusec.passes.families.grouped.schedule.tiles import GroupTiles
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)
-class GpuGroupedSchedule:
-    """A tile is ``m`` rows of one group by ``n`` columns, in steps of ``k``; ``ctas`` go from tile to tile.
+class GpuGroupedSchedule(GroupTiles):
+    """A tile is ``m`` rows of one group by ``n`` columns; ``ctas`` go from tile to tile.
 
     group: row tiles whose column tiles run side by side, so that L2 serves both operands.
     """
 
-    language: ClassVar[Language] = "triton"
-    m: int
-    n: int
-    k: int
-    group: int
-    ctas: int
-    launch: Launch
-    seconds: float = field(default=0.0, compare=False)
+    ctas: int = field(kw_only=True)
 
-    def describe(self) -> tuple[tuple[str, int | str], ...]:
-        return (
-            ("block", f"{self.m}x{self.n}x{self.k}"),
-            ("group", self.group),
-            ("ctas", self.ctas),
-            ("warps", self.launch.warps),
-            ("stages", self.launch.stages),
-        )
+    def walk(self) -> tuple[tuple[str, int], ...]:
+        return (*super().walk(), ("ctas", self.ctas))
 
 
 @dataclass(frozen=True)
@@ -96,8 +82,8 @@ def grouped_candidates(p: GroupedProblem, target: GpuTarget) -> list[GpuGroupedS
             ctas = min(ctas, tiles) if p.sizes else ctas
             seconds = s.seconds * (_OF_HALF_AN_SM if s.launch.warps < _WARPS else 1.0)
             seconds = max(seconds, _BESIDE_FEW_ROWS * p.arrival(target))
-            found[GpuGroupedSchedule(s.m, s.n, s.k, s.group, ctas, s.launch, seconds)] = None
+            found[GpuGroupedSchedule(s.m, s.n, s.k, s.group, s.launch, seconds, ctas=ctas)] = None
     if p.bits == 16 and p.rows <= FEW_ROWS * p.groups and p.n >= 64 and p.k >= 128:
         ctas = target.sms * 2
-        found[GpuGroupedSchedule(FEW_ROWS, 64, 128, 8, ctas, Launch(4, 4), p.arrival(target))] = None
+        found[GpuGroupedSchedule(FEW_ROWS, 64, 128, 8, Launch(4, 4), p.arrival(target), ctas=ctas)] = None
     return sorted(found, key=by_seconds)

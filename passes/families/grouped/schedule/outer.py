@@ -3,35 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, Problem, gemm_candidates
+from fusec.passes.families.grouped.schedule.tiles import GroupTiles
 from fusec.passes.schedule.base import by_seconds
-from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)
-class GpuOuterSchedule:
-    """A tile of ``m`` by ``n`` of a group's sum, over its rows in steps of ``k``; group: as of a matmul."""
-
-    language: ClassVar[Language] = "triton"
-    m: int
-    n: int
-    k: int
-    group: int
-    launch: Launch
-    seconds: float = field(default=0.0, compare=False)
-
-    def describe(self) -> tuple[tuple[str, int | str], ...]:
-        return (
-            ("block", f"{self.m}x{self.n}x{self.k}"),
-            ("group", self.group),
-            ("warps", self.launch.warps),
-            ("stages", self.launch.stages),
-        )
+class GpuOuterSchedule(GroupTiles):
+    """A tile is ``m`` by ``n`` of a group's sum; the steps are of the group's rows. group: as of a matmul."""
 
 
 @dataclass(frozen=True)

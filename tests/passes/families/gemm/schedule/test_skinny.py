@@ -21,11 +21,12 @@ def test_everything_fits(target: str, vectors: int, dots: int) -> None:
     assert found
     assert found == sorted(found, key=lambda s: s.seconds)
     for s in found:
-        assert INT4.k % s.lane == 0
-        assert s.warp_lines * s.vectors * dots <= 128 * 32
-        assert s.vectors % 8 == 0
-        assert s.launch.warps <= 16
-        assert s.split == 1 or gpu.has_tma
+        shares = s.shares
+        assert INT4.k % shares.lane == 0
+        assert shares.lines * shares.vectors * dots <= 128 * 32
+        assert shares.vectors % 8 == 0
+        assert s.launch.warps == shares.warps <= 16
+        assert shares.split == 1 or gpu.has_tma
         assert s.seconds > 0
 
 
@@ -44,7 +45,7 @@ def test_more_vectors_take_longer() -> None:
 @pytest.mark.parametrize(("k", "lanes"), [(14336, {64, 32}), (4080, {16}), (1000, {8})])
 def test_a_lane_reads_what_divides_the_depth(k: int, lanes: set[int]) -> None:
     found = skinny_candidates(replace(INT4, k=k), gpu_target("cuda:h200"))
-    assert {s.lane for s in found} <= lanes
+    assert {s.shares.lane for s in found} <= lanes
 
 
 def test_left_to_others() -> None:
