@@ -46,6 +46,7 @@ from fusec.passes.precision import precision as set_precision
 from fusec.passes.product_columns import split_columns
 from fusec.passes.products import lower_products
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
+from fusec.passes.regions import join_regions
 from fusec.passes.row_picks import pick_in_rows
 from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
@@ -70,6 +71,7 @@ PASS_NAMES = (
         "lookups",
         "aliases",
         "writes",
+        "regions",
         "loops",
         "canonicalize",
         "fold",
@@ -183,6 +185,8 @@ def graph_passes(
         "aliases": hold_aliases,
         # What is left of updates is written in an input's memory, by a kernel.
         "writes": lambda g: open_writes(g, several=gpu, but=late),
+        # What code filled region by region is a join, and what reads a region reads what was written there.
+        "regions": join_regions,
         # Steps of a recurrence are one op: no pass behind this one takes longer for a longer loop.
         "loops": roll_loops,
         # One spelling for each idea: composites opened, views composed, contractions as `dot`.

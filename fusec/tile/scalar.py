@@ -155,6 +155,29 @@ def symbols_in(e: ScalarExpr) -> set[Symbol]:
     return found
 
 
+def depending_on(e: ScalarExpr, symbol: Symbol) -> set[int]:
+    """The identities of the tree's nodes whose values depend on an index symbol."""
+    known: dict[int, bool] = {}
+
+    def depends(node: ScalarExpr) -> bool:
+        if id(node) not in known:
+            match node:
+                case IndexValue(index):
+                    known[id(node)] = symbol in symbols_of(index)
+                case Load():
+                    known[id(node)] = symbol in node.symbols
+                    for i in node.index:
+                        known[id(node)] |= not isinstance(i, int | Expr) and depends(i)
+                case Apply():
+                    known[id(node)] = True in [*map(depends, node.args)]
+                case _:
+                    known[id(node)] = False
+        return known[id(node)]
+
+    depends(e)
+    return {key for key, found in known.items() if found}
+
+
 def rewrite(e: ScalarExpr, change: Callable[[ScalarExpr], ScalarExpr | None]) -> ScalarExpr:
     """The tree with nodes replaced: ``change`` sees each node first and returns its replacement, or None to go on.
 

@@ -11,7 +11,18 @@ from fusec.ir.indexing import divisions_in, slope
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bf16, f16
 from fusec.target.cpu import CpuTarget
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, offset_of, symbols_in, walk
+from fusec.tile.scalar import (
+    Apply,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    depending_on,
+    loads,
+    offset_of,
+    symbols_in,
+    walk,
+)
 
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 12,
@@ -90,24 +101,27 @@ def instructions(
     rounding = {f16: ROUNDING, bf16: ROUNDING if halves and target.multiplies(bf16) else ROUNDING_BY_HAND}
     total = 1.0 + rounding.get(stored, 0)
     divided = 0
+    moving = depending_on(value, lane)
     for node in walk(value):
         if isinstance(node, Load) and node in known:
             continue
-        if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
+        if id(node) in moving:
             total += _of(node, lane, lanes, others, short=stored is bf16)
             if _rounds(node) and not (node is value and node.dtype is stored):
                 total += rounding[node.dtype] + WIDENING
-            divided += isinstance(node, Apply) and node.op == "div" and _divides(node, lane, others)
+            divided += isinstance(node, Apply) and node.op == "div" and _divides(node, moving, lane, others)
     return max(total, DIVIDING * divided) if target.roots_slowly else total
 
 
-def _divides(quotient: Apply, lane: Symbol, others: Sequence[Symbol]) -> bool:
+def _divides(quotient: Apply, moving: Set[int], lane: Symbol, others: Sequence[Symbol]) -> bool:
     """Whether lanes are divided. By what is the same on all of them they are multiplied, if that is known before the
     loop over them: where a block is transposed, its rows have one each."""
     divisor = quotient.args[1]
     if isinstance(divisor, Const):
         return False
-    return lane in symbols_in(divisor) or any(_is_transposed(load, lane, others) for load in loads(quotient))
+    if id(divisor) in moving:
+        return True
+    return bool(others) and any(_is_transposed(load, lane, others) for load in loads(quotient))
 
 
 def _is_transposed(load: Load, lane: Symbol, others: Sequence[Symbol]) -> bool:

@@ -118,9 +118,9 @@ def _obstacle(partition: Partition, group: Group, op: Op, position: Position) ->
     return ""
 
 
-def absorb_upstream(partition: Partition, group: Group, value: Value, apart: Set[Op] = frozenset()) -> None:
-    """Takes in the maps that make ``value``, but for those ``apart``, even when others read them too: they become
-    outputs."""
+def absorb_upstream(partition: Partition, group: Group, values: Iterable[Value], apart: Set[Op] = frozenset()) -> None:
+    """Takes in the maps that make ``values``, the last one's first, but for those ``apart``, even when others read them
+    too: they become outputs."""
 
     def enter(op: Op) -> bool:
         if op in group.ops or op in partition.free:
@@ -134,7 +134,7 @@ def absorb_upstream(partition: Partition, group: Group, value: Value, apart: Set
         partition.add(group, [op])
         return True
 
-    set_positions(group, value, partition.producers, enter)
+    set_positions(group, values, partition.producers, enter)
 
 
 def _consumer_position(group: Group, op: Op) -> Position | None:

@@ -99,6 +99,7 @@ class Partition:
         made_of_indices = (op for op in graph.ops if op.results and indices.issuperset(op.results))
         self.free = {*(op for op in graph.ops if op.definition.kind == "view"), *made_of_indices}
         self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
+        self._compute_producers: dict[Op, tuple[Op, ...]] = {}
 
     def source(self, value: Value) -> Value:
         """The value in memory that ``value`` is a view of: itself when it is not a view."""
@@ -173,6 +174,13 @@ class Partition:
             self._compute_consumers[op] = tuple(found)
         return self._compute_consumers[op]
 
+    def compute_producers(self, op: Op) -> tuple[Op, ...]:
+        """Ops that make what the op reads, through free ops."""
+        if op not in self._compute_producers:
+            made = (self.producers.get(source) for source in self.sources(op))
+            self._compute_producers[op] = tuple(dict.fromkeys(p for p in made if p is not None))
+        return self._compute_producers[op]
+
     def escapes(self, op: Op) -> bool:
         """True when a result of the op, or a view of it, is an output of the graph."""
         stack = list(op.results)
@@ -203,7 +211,7 @@ class Partition:
         """Takes a map out of its group, to be copied into each group that reads its result."""
         self.remove(group, op)
         self.free.add(op)
-        self._compute_consumers = {}
+        self._compute_consumers, self._compute_producers = {}, {}
         if not group.ops:
             self.groups.remove(group)
 
@@ -222,10 +230,25 @@ class Partition:
 
     def would_cycle(self, members: set[Op], added: Op) -> bool:
         """True when ``added`` can't join ``members``: a way from the two of them leads back to them through others."""
-        merged = members | self._unit(added)
-        horizon = self._horizon(max(self.order[op] for op in merged))
+        unit = self._unit(added)
+        group = self.owner.get(next(iter(members)))
+        if group is None or group.ops is not members:
+            return self._returns(members | unit)
+        # No way leads from a group back to it, so one that would goes from the one to the other.
+        return self._is_before(unit, group) or self._is_behind(unit, group)
+
+    def _returns(self, merged: set[Op]) -> bool:
+        """Whether a way leads from some ops back to them through others."""
+        return self._reaches(merged, merged, self._horizon(max(self.order[op] for op in merged)))
+
+    def _is_before(self, unit: set[Op], group: Group) -> bool:
+        """Whether a way leads from a unit to a group through others."""
+        return self._reaches(unit, group.ops, self._horizon(group.last))
+
+    def _reaches(self, start: set[Op], goal: set[Op], horizon: int) -> bool:
+        """Whether a way leads from some ops to others through ops that are neither, none of them past a position."""
         seen: set[Op] = set()
-        stack = [c for op in merged for c in self.compute_consumers(op) if c not in merged]
+        stack = [c for op in start for c in self.compute_consumers(op) if c not in goal and c not in start]
         while stack:
             op = stack.pop()
             if op in seen:
@@ -235,14 +258,43 @@ class Partition:
             if self._first(op) > horizon:
                 continue
             for consumer in (c for u in unit for c in self.compute_consumers(u)):
-                if consumer in merged:
+                if consumer in goal:
                     return True
-                stack.append(consumer)
+                if consumer not in start:
+                    stack.append(consumer)
+        return False
+
+    def _is_behind(self, unit: set[Op], group: Group) -> bool:
+        """Whether a way leads from a group to a unit through others."""
+        goal, floor = group.ops, -1
+        seen: set[Op] = set()
+        stack = [p for op in unit for p in self.compute_producers(op) if p not in goal and p not in unit]
+        if stack:
+            floor = self._floor(group.first)
+        while stack:
+            op = stack.pop()
+            if op in seen:
+                continue
+            others = self._unit(op)
+            seen |= others
+            if self._last(op) < floor:
+                continue
+            for producer in (p for u in others for p in self.compute_producers(u)):
+                if producer in goal:
+                    return True
+                if producer not in unit:
+                    stack.append(producer)
         return False
 
     def _horizon(self, number: int) -> int:
-        """A position past which no way leads back to ops before ``position``: only a group's ops let a way go back."""
+        """A position past which no way leads back to ops before ``number``: only a group's ops let a way go back."""
         while (further := max((g.last for g in self.groups if g.first < number), default=number)) > number:
+            number = further
+        return number
+
+    def _floor(self, number: int) -> int:
+        """A position before which no way leads from ops at ``number`` or behind it."""
+        while (further := min((g.first for g in self.groups if g.last > number), default=number)) < number:
             number = further
         return number
 
@@ -257,6 +309,10 @@ class Partition:
     def _first(self, op: Op) -> int:
         group = self.owner.get(op)
         return group.first if group is not None else self.order[op]
+
+    def _last(self, op: Op) -> int:
+        group = self.owner.get(op)
+        return group.last if group is not None else self.order[op]
 
 
 def large_parts(graph: Graph) -> set[Value]:
@@ -336,14 +392,16 @@ def view_position(op: Op, position: Position) -> Position | None:
     return None
 
 
-def set_positions(group: Group, value: Value, producers: Mapping[Value, Op], enter: Callable[[Op], bool]) -> None:
-    """Gives the values that make ``value``, which has a position, theirs: through maps and views that only reorder.
+def set_positions(
+    group: Group, values: Iterable[Value], producers: Mapping[Value, Op], enter: Callable[[Op], bool]
+) -> None:
+    """Gives the values that make ``values``, which have positions, theirs: through maps and views that only reorder.
 
     ``enter`` says whether to go on through an op, and is asked once the op's own position is known. An op that was
     refused before is asked about again: what stood against it may have joined the group since.
     """
-    stack = [value]
-    seen = {value}
+    stack = list(values)
+    seen = set(stack)
     while stack:
         value = stack.pop()
         producer = producers.get(value)

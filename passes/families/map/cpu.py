@@ -243,8 +243,7 @@ def outputs_at(
     known = 0
     while known < len(group.position):
         known = len(group.position)
-        for value in list(group.position):
-            set_positions(group, value, context.producers, _is_map)
+        set_positions(group, list(group.position), context.producers, _is_map)
         positions_of(context.body, group)
     return [(v, position_at(_position(v, group), group, point)) for v in context.body.outputs]
 

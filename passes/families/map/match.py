@@ -119,8 +119,8 @@ def _grow_over_domain(partition: Partition, group: Group, log: Log) -> None:
     size = 0
     while size < len(group.ops):
         size = len(group.ops)
-        for op in sorted(group.ops, key=partition.order.__getitem__, reverse=True):
-            absorb_upstream(partition, group, op.result)
+        ops = sorted(group.ops, key=partition.order.__getitem__)
+        absorb_upstream(partition, group, [op.result for op in ops])
         grow_consumers(partition, group, log)
 
 

@@ -53,7 +53,7 @@ class _RowsAndColumns(WholeRows):
             if position is None:
                 raise LoweringError(f"{s.op.result} does not add up columns of the rows of its kernel")
             self.group.position.setdefault(s.added, position)
-            set_positions(self.group, s.added, context.producers, is_map)
+            set_positions(self.group, [s.added], context.producers, is_map)
         positions_of(context.body, self.group)
 
     def lower(self) -> LoweredGroup:

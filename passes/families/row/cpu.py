@@ -117,8 +117,7 @@ def row_group(context: LoweringContext, anchors: list[Op]) -> Group:
     for op in anchors:
         group.position[op.operands[0]] = group.identity
         group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
-    for op in anchors:
-        set_positions(group, op.operands[0], context.producers, is_map)
+    set_positions(group, [op.operands[0] for op in anchors], context.producers, is_map)
     positions_of(context.body, group)
     return group
 

@@ -64,7 +64,7 @@ def _join(partition: Partition, group: Group, s: ColumnSum, position: Position) 
     group.position[s.added] = position
     group.beside.update(s.ops)
     partition.add(group, s.ops)
-    absorb_upstream(partition, group, s.added)
+    absorb_upstream(partition, group, [s.added])
     return True
 
 

@@ -37,7 +37,7 @@ def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
             continue
         group = Group("row", op.operands[0].type.shape)
         seed_reduction(partition, group, op)
-        absorb_upstream(partition, group, op.operands[0], apart)
+        absorb_upstream(partition, group, op.operands[:1], apart)
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         if blocked:

@@ -28,7 +28,7 @@ def match_scans(partition: Partition, log: Log, blocked: bool = False) -> None:
         group = Group("scan", op.operands[0].type.shape)
         _seed(partition, group, op)
         for value in pointwise(op):
-            absorb_upstream(partition, group, value)
+            absorb_upstream(partition, group, [value])
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         grow_consumers(partition, group, log)

@@ -294,8 +294,6 @@ def _group_of(context: LoweringContext, scans: list[Op]) -> Group:
     for op in scans:
         for value in made_pointwise(op):
             group.position[value] = group.identity
-    for op in scans:
-        for value in pointwise(op):
-            set_positions(group, value, context.producers, is_map)
+    set_positions(group, [v for op in scans for v in pointwise(op)], context.producers, is_map)
     positions_of(context.body, group)
     return group

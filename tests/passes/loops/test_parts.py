@@ -1,4 +1,4 @@
-"""Where results of steps meet: concatenations, and writes that together fill an array."""
+"""Where results of steps meet: concatenations, and what writes that together fill an array become."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from fusec.frontend.torch import capture
 from fusec.ir.graph import Graph
 from fusec.passes.loops.parts import find_meetings
+from fusec.passes.regions import join_regions
 
 
 def captured(f: Callable[..., Any]) -> Graph:
@@ -29,7 +30,7 @@ def test_concatenated() -> None:
 
 
 def test_writes_in_any_order() -> None:
-    graph = captured(written)
+    graph = join_regions(captured(written))
     (met,) = find_meetings(graph, 4)
     producers = graph.producers()
     factors = [producers[producers[v].operands[0]].operands[1] for v in met.parts]
@@ -39,7 +40,7 @@ def test_writes_in_any_order() -> None:
 
 def test_what_does_not_meet() -> None:
     def partly(x: Any) -> Any:
-        out = torch.zeros(5, 3)
+        out = torch.zeros(6, 3)
         for t in range(4):
             out[t] = x[t]
         return out
@@ -47,6 +48,6 @@ def test_what_does_not_meet() -> None:
     def two_at_a_time(x: Any) -> Any:
         return torch.cat([x[:2], x[2:], x[:2], x[1:3]])
 
-    assert not list(find_meetings(captured(partly), 4))
+    assert not list(find_meetings(join_regions(captured(partly)), 4))
     assert not list(find_meetings(captured(two_at_a_time), 4))
     assert not list(find_meetings(captured(lambda x: torch.stack([x[0], x[1]])), 4))

@@ -17,6 +17,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.verify import verify
 from fusec.passes.loops.roll import roll_loops
+from fusec.passes.regions import join_regions
 
 T = 9
 Function = Callable[..., Any]
@@ -122,7 +123,7 @@ ROLLED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], int]] = {
 
 
 def captured(f: Function, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype = torch.float32) -> Graph:
-    return capture(f, tuple(torch.zeros(shape, dtype=dtype) for shape in shapes), {}).graph
+    return join_regions(capture(f, tuple(torch.zeros(shape, dtype=dtype) for shape in shapes), {}).graph)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
