@@ -5,6 +5,9 @@ Without, it runs on a few combinations that hold each pair of values of two para
 combinations of three values and more, never a value nor a pair.
 
 ``sweep(1)`` is for parameters that the code under test treats apart: a default run holds each value.
+
+A test, or one value of a parameter, marked ``nightly`` runs with ``--all-cases`` alone: it takes seconds, and what it
+checks others check in parts.
 """
 
 from __future__ import annotations
@@ -57,12 +60,12 @@ def _values(case: pytest.Function) -> dict[str, Hashable]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The cases of sweeps that a default run leaves out."""
+    """The cases of sweeps that a default run leaves out, and what is marked ``nightly``."""
     sweeps: dict[str, list[pytest.Function]] = {}
+    result = [item for item in items if item.get_closest_marker("nightly") is not None]
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sweep") is not None:
             sweeps.setdefault(item.nodeid.removesuffix(f"[{item.callspec.id}]"), []).append(item)
-    result: list[pytest.Item] = []
     for cases in sweeps.values():
         marker = cases[0].get_closest_marker("sweep")
         assert marker is not None

@@ -40,6 +40,7 @@ def without_hidden(v: torch.Tensor, mask: str, queries: int) -> torch.Tensor:
     return v.masked_fill(hidden[:, None], 0.0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
 @pytest.mark.parametrize(("dtype", "size"), [(d, size) for d, sizes in DTYPES.items() for size in sizes], ids=str)
 def test_infinite_keys(mask: str, dtype: torch.dtype, size: tuple[int, ...]) -> None:
@@ -60,6 +61,7 @@ def test_infinite_keys(mask: str, dtype: torch.dtype, size: tuple[int, ...]) -> 
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("sizes", [(3, 3, 128), (4, 4, 80), (8, 8, 64), (3, 100, 128)], ids=str)
 @pytest.mark.parametrize("attends", [True, False], ids=["attention", "matmul"])
 def test_few_rows_are_added_up_as_well_as_the_library_does(sizes: tuple[int, int, int], attends: bool) -> None:

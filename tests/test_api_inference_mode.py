@@ -91,6 +91,7 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("made", "given", "called"), list(itertools.product((0, 1), repeat=3)))
 @pytest.mark.parametrize("kind", [Cached, Reading, Changing, Entering])
 def test_tensors_made_inside_and_outside(kind: Any, made: int, given: int, called: int) -> None:

@@ -79,6 +79,7 @@ def made(text: str, name: str) -> Any:
     return namespace["function"]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_random_writes(library: str, seed: int) -> None:

@@ -212,6 +212,7 @@ def weights(net: Module) -> dict[str, Any]:
     return {"up": net.up.weight, "down": net.down.weight, "across": net.across, "table": net.table}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("rows", [1, 7, 1500])
 def test_each_way_to_write_one_weight(rows: int, dtype: Any) -> None:
@@ -224,6 +225,7 @@ def test_each_way_to_write_one_weight(rows: int, dtype: Any) -> None:
     assert not jitted._fusec.dispatcher.eager_calls
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("name", TO_ALL)
 def test_each_way_to_write_all_weights(name: str, freeze: bool) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ class Case:
     """A function, its specs, and a call: extents of its dimensions, and by how many bytes its inputs are off."""
 
     function: Callable[..., Any]
-    specs: Sequence[Any]
+    specs: tuple[Any, ...]
     dims: Sequence[int] = ()
     shift: int = 0
 
@@ -225,6 +226,9 @@ def _mlp() -> Callable[..., Any]:
     return mlp
 
 
+MLP = _mlp()
+
+
 def _attend(q: Any, k: Any, v: Any) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
@@ -237,15 +241,21 @@ ROWS = fusec.TensorSpec(("R:1..512", 64), "float16")
 HEADS = fusec.TensorSpec((2, 4, 256, 64), "float16")
 SQUARE = fusec.TensorSpec((2048, 2048), "float16")
 CASES = {
-    "one row": Case(_mlp(), [ROWS], [1]),
-    "some rows": Case(_mlp(), [ROWS], [40]),
-    "many rows": Case(_mlp(), [ROWS], [511]),
-    "rows at odd addresses": Case(_mlp(), [ROWS], [40], 2),
-    "attention": Case(_attend, [HEADS] * 3),
-    "attention at odd addresses": Case(_attend, [HEADS] * 3, (), 2),
-    "wgmma": Case(_multiply, [SQUARE] * 2),
-    "wgmma at odd addresses": Case(_multiply, [SQUARE] * 2, (), 2),
+    "one row": Case(MLP, (ROWS,), [1]),
+    "some rows": Case(MLP, (ROWS,), [40]),
+    "many rows": Case(MLP, (ROWS,), [511]),
+    "rows at odd addresses": Case(MLP, (ROWS,), [40], 2),
+    "attention": Case(_attend, (HEADS,) * 3),
+    "attention at odd addresses": Case(_attend, (HEADS,) * 3, (), 2),
+    "wgmma": Case(_multiply, (SQUARE,) * 2),
+    "wgmma at odd addresses": Case(_multiply, (SQUARE,) * 2, (), 2),
 }
+
+
+@cache
+def compiled_of(function: Callable[..., Any], specs: tuple[Any, ...]) -> Any:
+    """One for all calls of the function."""
+    return fusec.compile(function, *specs, library="torch", target=TARGET, fallback="error")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -253,7 +263,7 @@ def test_launches_are_those_of_the_runtime(
     name: str, tmp_path: Path, driver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[name]
-    compiled: Any = fusec.compile(case.function, *case.specs, library="torch", target=TARGET, fallback="error")
+    compiled = compiled_of(case.function, case.specs)
     given = dict(zip(compiled.ranges, case.dims, strict=True))
     shapes = [[given[str(n).partition(":")[0]] if isinstance(n, str) else n for n in s.shape] for s in case.specs]
     inputs = [np.ones(shape, np.float16) for shape in shapes]
@@ -334,7 +344,7 @@ def run_by_fusec(
     ],
 )
 def test_what_fails_is_told(settings: dict[str, str], said: str, tmp_path: Path, driver: Path) -> None:
-    compiled: Any = fusec.compile(_mlp(), ROWS, target=TARGET, fallback="error")
+    compiled = compiled_of(MLP, (ROWS,))
     variant = compiled.specialised({"R": 40})
     outputs = [made(variant, slot, {"R": 40}) for slot in variant.executable.program.outputs]
     ran, told = run_in_c(compiled, variant, [np.ones((40, 64), np.float16)], outputs, tmp_path, driver, **settings)
@@ -346,7 +356,7 @@ def test_what_fails_is_told(settings: dict[str, str], said: str, tmp_path: Path,
 
 
 def test_damaged_files_are_refused(tmp_path: Path, driver: Path) -> None:
-    compiled: Any = fusec.compile(_mlp(), fusec.TensorSpec((4, 64), "float16"), target=TARGET, fallback="error")
+    compiled: Any = fusec.compile(MLP, fusec.TensorSpec((4, 64), "float16"), target=TARGET, fallback="error")
     variant = compiled.only
     inputs = [np.ones((4, 64), np.float16)]
     outputs = [made(variant, slot, {}) for slot in variant.executable.program.outputs]

@@ -24,6 +24,6 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     assert all((Path(__file__).parents[1] / test.split("::")[0]).exists() for test in mutant.tests)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [QUICK[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in QUICK[1:])])
 def test_a_mutant_is_noticed(name: str) -> None:
     assert survives(next(mutant for mutant in MUTANTS if mutant.name == name)) == ""

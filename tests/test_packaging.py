@@ -84,7 +84,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [Path(line) for line in done.stdout.split()]
 
 
-@pytest.mark.slow
 def test_the_source_distribution_has_docs_and_tests(published: list[Path]) -> None:
     with tarfile.open(published[2]) as held:
         names = {name.partition("/")[2] for name in held.getnames()}
@@ -131,7 +130,6 @@ def _sources() -> set[str]:
     return {f"{tops[top]}/{path.relative_to(ROOT / top)}" for top, path in files if "__pycache__" not in path.parts}
 
 
-@pytest.mark.slow
 def test_each_file_is_in_one_wheel(published: list[Path]) -> None:
     wheels = published[:2]
     runtime, compiler = map(_files, wheels)

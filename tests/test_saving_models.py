@@ -13,7 +13,8 @@ import fusec
 
 torch = pytest.importorskip("torch")
 EXAMPLES = Path(__file__).parents[1] / "examples"
-DTYPES = ("float32", "bfloat16")
+SINGLE = ("float32", pytest.param("bfloat16", marks=pytest.mark.nightly))
+HALF = (pytest.param("float32", marks=pytest.mark.nightly), "bfloat16")
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def saved_and_loaded(module: Any, args: tuple[Any, ...], folder: Path) -> Any:
     return fusec.load(folder / "model.fusec")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SINGLE)
 def test_a_layer_of_bert(dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers.models.bert.modeling_bert import BertConfig, BertLayer
@@ -48,7 +49,7 @@ def test_a_layer_of_bert(dtype: str, tmp_path: Path) -> None:
     near(*first, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", HALF)
 def test_minilm(dtype: str, example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     minilm = example("minilm")
     for name, size in (("WIDTH", 48), ("HIDDEN", 96), ("LAYERS", 2), ("WORDS", 100), ("LONGEST", 32)):
@@ -60,7 +61,7 @@ def test_minilm(dtype: str, example: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     near(saved_and_loaded(model, (ids, mask), tmp_path)(ids, mask), model(ids, mask), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", HALF)
 def test_gpt2_with_a_growing_cache(dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -96,7 +97,7 @@ class Given(torch.nn.Module):
         return torch.func.functional_call(self.module, buffers, (ids, places))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SINGLE)
 def test_gpt2_with_an_allocated_cache(dtype: str, example: Any, tmp_path: Path) -> None:
     gpt2 = example("gpt2")
     config = gpt2.Config(width=48, heads=3, layers=2, words=100, places=16)

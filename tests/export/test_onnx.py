@@ -119,7 +119,6 @@ class _Consent(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.slow
 def test_netron_draws_it(tmp_path):
     netron = pytest.importorskip("netron")
     browser = next((found for name in NAMES if (found := shutil.which(name))), None)

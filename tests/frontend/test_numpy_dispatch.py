@@ -19,6 +19,7 @@ UFUNCS: list[tuple[np.ufunc, int]] = [
 ]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.uint8, np.bool_])
 @pytest.mark.parametrize(("ufunc", "count"), UFUNCS, ids=[u.__name__ for u, _ in UFUNCS])
 def test_out_where_the_mask_holds(ufunc: np.ufunc, count: int, dtype: Any) -> None:

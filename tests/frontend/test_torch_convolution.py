@@ -56,7 +56,7 @@ def image(rank: int, channels: int, batch: int = 2) -> tuple[int, ...]:
     return (batch, channels, *{1: (19,), 2: (9, 11), 3: (5, 6, 7)}[rank])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_axes_that_are_unlike(options: dict[str, Any], size: tuple[int, int]) ->
     check(lambda x, w: F.conv2d(x, w, **options), randn(2, 4, 9, 13, last=True), w)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("channels", [1, 3, 8, 33])
@@ -120,7 +120,7 @@ def test_what_is_the_library_s_on_a_cpu(kind: str, last: bool) -> None:
     assert calls(jitted) == ["fusec.convolution"]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
 @pytest.mark.parametrize(
@@ -143,6 +143,7 @@ def test_transposed_convolutions(rank: int, last: bool, options: dict[str, Any],
     check(lambda x, w, b: F.relu(TRANSPOSED[rank](x, w, b, **options)), x, w, b)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("channels", [1, 3, 33])
 def test_dtypes_and_channels_of_transposed_convolutions(dtype: torch.dtype, channels: int) -> None:
@@ -204,7 +205,7 @@ def test_transposed_convolutions_that_are_the_library_s(rank: int) -> None:
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rank", [1, 2])
@@ -215,7 +216,7 @@ def test_each_channel_by_itself(times: int, dtype: torch.dtype, rank: int) -> No
     check(lambda x, w: CONVOLUTIONS[rank](x, w, dilation=2, groups=6), x, w)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("options", [{}, {"padding": 3}, {"padding": 2, "stride": 2}, {"padding": (0, 3)}], ids=str)
@@ -308,7 +309,7 @@ def test_a_residual_network_is_a_matmul_for_each_convolution(last: bool) -> None
 TIES = torch.tensor([1.0, 3.0, 3.0, 2.0, float("nan"), 3.0, float("-inf"), float("-inf"), float("-inf"), 0.0])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
 @pytest.mark.parametrize(
@@ -359,7 +360,7 @@ def test_pools_of_other_dtypes(dtype: torch.dtype) -> None:
     check(lambda x: F.avg_pool2d(x, 3, 2, 1), x)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels last"])
 @pytest.mark.parametrize(

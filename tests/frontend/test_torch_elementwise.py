@@ -40,6 +40,7 @@ ROUNDING: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ROUNDING)
 def test_numbers_are_rounded_as_pytorch_rounds_them(name: str, dtype: torch.dtype) -> None:
@@ -53,7 +54,7 @@ def test_numbers_are_rounded_as_pytorch_rounds_them(name: str, dtype: torch.dtyp
         assert torch.equal(ours.nan_to_num(77.0), theirs.nan_to_num(77.0))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("function", [F.elu, F.celu])
 @pytest.mark.parametrize("alpha", [-0.3, -10000.0, torch.nan, torch.inf, 1.7])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
@@ -105,6 +106,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NORMS)
 def test_zeros_of_norms_have_the_librarys_sign(name: str, dtype: torch.dtype) -> None:

@@ -130,6 +130,7 @@ def test_hooks_that_a_model_puts_into_itself_are_a_part_of_it() -> None:
     assert hooks[0] == hooks[1] > 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", ["forward", "module"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_every_token_but_one_of_a_default_generate_is_compiled(name: str, way: str) -> None:

@@ -60,7 +60,7 @@ def compare(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return jitted
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("steps", [3, 12])
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_dropout_between_recurrent_layers_is_eagers() -> None:
         torch.testing.assert_close(jitted(STEPS[:4])[0], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("weights", [{}, {"need_weights": False}, {"average_attn_weights": False}])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("same", [False, True])
@@ -170,7 +170,7 @@ def test_the_same_array_twice_is_the_same_object() -> None:
     assert not jitted.dispatcher.eager_calls  # type: ignore[attr-defined]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", [(5, 12), (2, 3, 12), (12,)])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -219,6 +219,7 @@ EMPTY_ROWS: dict[str, tuple[torch.Tensor, int | None]] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", EMPTY_ROWS)
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_masks_of_the_native_attention(name: str, need_weights: bool) -> None:

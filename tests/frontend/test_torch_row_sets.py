@@ -111,6 +111,7 @@ def test_loops_are_one_program(f: Function) -> None:
     follows(f, *arguments())
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("f", LOOPS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
     "index",

@@ -56,6 +56,7 @@ def test_the_gradient_of_cross_entropy_is_compiled():
     assert not any(note for graph in graphs for made in graph.captures for note in made.notes)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("p", [0.3, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_draws_what_eager_draws(p, dtype):
@@ -143,6 +144,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norms_of_half_types_keep_what_the_backward_reads_in_f32(name, dtype):

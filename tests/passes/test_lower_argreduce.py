@@ -34,7 +34,7 @@ def test_the_text() -> None:
     ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "u8", "bool"])

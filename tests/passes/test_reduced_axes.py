@@ -88,6 +88,7 @@ class Block(nn.Module):
         return F.silu(self.norm(self.conv(x)))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("groups", [1, 6, 24, 48])
 def test_group_norm(groups: int, last: bool) -> None:

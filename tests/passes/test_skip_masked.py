@@ -44,7 +44,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("heads", [4, 2])

@@ -297,7 +297,7 @@ def flipped(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x) if not isinstance(x, float) and not x.is_complex() else x * 2  # type: ignore[redundant-expr]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -359,7 +359,7 @@ def sum_before(cache: Any, new: Any) -> Any:
 SLICED = {one_slice: True, slices: True, read_by_what_is_written: True, shifted: True, sum_before: False}
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("function", [*SLICED, added_to_a_slice], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -24,29 +24,25 @@ def cubins(kernel: Kernel, target: str, *, unaligned: bool) -> Mapping[str, Cubi
     return compile_sources(source, card).cubins
 
 
-_SIZES = r"k(?:M|N|K|Steps|Batches|RowTiles|ColumnTiles|Heads|Blocks|Eights)"
-"""Constants of a template that follow from the shapes of a call."""
-
-_SAID = re.compile(r"\b[A-Za-z]\w*<[^;{}()]*>|\b[a-z]\w*(?=\()|\bk\w+ = [-\w]+|\b(?:float|double|bool|[fbiu]+\d+)\b")
+_SAID = re.compile(r"\b[A-Za-z]\w*(?=<[^;{}()]*>)|\b[a-z]\w*(?=\()|\b(?:float|double|bool|[fbiu]+\d+)\b")
 
 
 def telling(
     sources: Mapping[str, Iterable[KernelSource]], target: GpuTarget, *, whole: bool
 ) -> Iterator[tuple[str, Cubin]]:
-    """Names and machine code of few kernels that together hold every function called, template instantiated, type, and
-    value of a template's parameter that any kernel of the cases holds; shapes do not count. ``whole``: of each text."""
+    """Names and machine code of few kernels that together hold every function called, template and type that any kernel
+    of the cases holds; numbers do not count. ``whole``: of each text."""
     texts: dict[str, tuple[str, KernelSource]] = {}
     for case, kernels in sources.items():
         for kernel in every(tuple(kernels)):
             texts.setdefault(kernel.text, (f"{case}: {kernel.name}", kernel))
     found = list(texts.values())
-    for n in range(len(found)) if whole else covering_sets([_said(kernel.text) for _, kernel in found]):
+    for n in range(len(found)) if whole else covering_sets([_said(kernel) for _, kernel in found]):
         name, kernel = found[n]
         assert kernel.shared <= target.shared_memory, name
         yield name, compile_source(kernel.text, arch_of(target), kernel.name, kernel.shapes)
 
 
-def _said(text: str) -> frozenset[str]:
-    text = re.sub(rf"\b{_SIZES} = \w+", "", re.sub(r"//.*", "", text))
-    found = _SAID.findall(text)
-    return frozenset(re.sub(r"\b\d[\w.]*", "0", f) if "<" in f else f for f in found)
+def _said(kernel: KernelSource) -> frozenset[str]:
+    """But the kernel's own name, which no other has."""
+    return frozenset(_SAID.findall(re.sub(r"//.*", "", kernel.text))) - {kernel.name}

@@ -121,6 +121,7 @@ def test_float32_is_refused() -> None:
         lowered(plain, [(1, 2, 256, 64)] * 3, PING_PONG, torch.float32)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("function", [plain, causal], ids=["full", "causal"])
 def test_queries_and_keys_of_symbolic_extent(function: Any) -> None:
     dims = {"B": (2, 16), "T": (2, 4096)}

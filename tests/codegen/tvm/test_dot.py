@@ -42,6 +42,7 @@ def gemm(m, n, k, registers, dtype=f32, packed=True, limits=False, direct=False,
     return kernel("gemm", (a, b, c), tuple(body), kind="gemm")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "registers", [RegisterTile(6, 64), RegisterTile(8, 48, 2), RegisterTile(14, 32), RegisterTile(4, 16, 4)], ids=str
 )
@@ -50,7 +51,7 @@ def test_row_tails(m, registers):
     compare(gemm(m, 96, 17, registers), atol=1e-5)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("limits", [False, True], ids=["static", "limits"])
 @pytest.mark.parametrize("n", [1, 15, 32, 33, 70])

@@ -91,6 +91,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("size", [(7, 33), (64, 256)], ids=str)
 def test_functions(streaming, name, size):

@@ -65,7 +65,7 @@ def test_a_divisor_that_is_no_number(name, target):
     assert np.isnan(result).all()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_ulps(functions, name, dtype):

@@ -46,12 +46,14 @@ SHAPES = [
 ]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("reduce_op", ["sum", "max"])
 @pytest.mark.parametrize(("shape", "axes"), SHAPES)
 def test_shapes(shape, axes, reduce_op):
     compare(reduction(shape, axes, reduce_op), atol=1e-5)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [f64, f16, bf16, i8, i32, i64], ids=str)
 @pytest.mark.parametrize("reduce_op", ["sum", "prod", "max", "min"])
 def test_dtypes(dtype, reduce_op):
@@ -89,7 +91,7 @@ def test_nan_and_infinity_propagate(reduce_op, axes):
     assert np.isnan(out).sum() == 2
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i32], ids=str)
 @pytest.mark.parametrize(

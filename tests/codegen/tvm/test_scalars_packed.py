@@ -43,7 +43,7 @@ def halves(x: Any, scales: Any = SCALES, table: Any = TABLE) -> Any:
     return x @ digits.T
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("function", [int4, nf4, halves], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("freeze", [False, True])

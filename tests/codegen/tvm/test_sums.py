@@ -37,7 +37,7 @@ def test_equal_terms_have_an_exact_sum_in_f64(axis, length):
     np.testing.assert_array_equal(result, column.astype(np.float64) * length)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dear", [False, True])

@@ -26,7 +26,7 @@ def packing(k: int, n: int, width: int, dtype: DType, by_rows: bool) -> Kernel:
     return kernel("pack", (x, out), (Grid((Iter(p, panels),), (Store(domain, out, (p, q, c, r), load(x, *at)),)),))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", [cpu_target(), V3], ids=["host", "avx2"])
 @pytest.mark.parametrize("dtype", [bf16, f16, i8, u8], ids=str)
 @pytest.mark.parametrize("by_rows", [False, True], ids=["columns", "rows"])

@@ -126,6 +126,7 @@ def captured(f: Function, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtyp
     return join_regions(capture(f, tuple(torch.zeros(shape, dtype=dtype) for shape in shapes), {}).graph)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", list(ROLLED))
 def test_a_loop_is_a_recurrence(name: str, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ def stages(body: str, length: int, rows: int = ROWS, params: str = "") -> str:
 SOFTMAX = "%y = softmax(%x) {axis=1} : X\nreturn %y"
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [2, 3, 50, 600])
 @pytest.mark.parametrize("length", [128, 192, 256, 1024])
 def test_softmax(rows: int, length: int) -> None:

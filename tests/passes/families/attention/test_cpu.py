@@ -102,6 +102,7 @@ def test_rows_without_a_finite_score(split):
     assert [np.isnan(row).sum() for row in out[2]] == [1, 9, 9, 9, 1]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("split", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["key", "infinite key", "value", "infinite value", "query", "bias"])
 def test_numbers_that_are_none_in_one_part(split, kind):
@@ -143,6 +144,7 @@ def window(queries: int, past: int, width: int) -> str:
     return "\n".join(f"%{line} : {dtype}[2, 3, {queries}, 70]" for line, dtype in lines)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("split", [2, 3, 4])
 @pytest.mark.parametrize(
     ("queries", "past", "width"), [(37, 33, 99), (37, 33, 20), (70, 0, 70), (70, 0, 7), (5, 65, 40), (130, -20, 30)]
@@ -218,6 +220,7 @@ def test_lanes_without_queries_hold_zeros():
     assert zeros.startswith("map queries[depth, qi] = 0.0")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("change", ["%z = copy(%s)", "%z = maximum(%s, f32(-1e30))"])
 @pytest.mark.parametrize("step", [0.02, 0.5, 20.0, -20.0])
 def test_maxima_that_grow(change, step):
@@ -228,6 +231,7 @@ def test_maxima_that_grow(change, step):
     joined(attention(change), [q, k, v], split=2)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "change", ["%z = copy(%s)", "%z = mul(%s, f32(0.3))", "%z = mul(%s, f32(-0.3))", "%z = mul(%s, f32(3.0))"]
 )
@@ -240,6 +244,7 @@ def test_scores_whose_product_with_a_factor_is_far_from_exact(change, size):
     joined(attention(change), [q, k, v], split=2)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("change", ["%z = mul(%s, f32(1e25))", "%c = mul(%s, f32(1e25))\n%z = mul(%c, f32(1e-25))"])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_scores_that_overflow_by_a_factor_are_nan_as_written(change, compiled):

@@ -90,6 +90,7 @@ def fused(text: str, **options: object) -> Run:
     return run
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["cpu", GPU])
 @pytest.mark.parametrize("returns", RESULTS)
 def test_rows(returns: str, target: str) -> None:
@@ -136,6 +137,7 @@ def test_rows_that_are_hidden(target: str) -> None:
     assert np.isfinite(row_sum[..., 5]).all()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["cpu", GPU])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_none(number: float, target: str) -> None:

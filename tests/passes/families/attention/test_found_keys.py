@@ -89,7 +89,7 @@ EARLIER = (
 )
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @WAYS
 @pytest.mark.parametrize("lines", [EQUAL, EARLIER], ids=["documents", "causal within documents"])
 @pytest.mark.parametrize("kind", ["sorted", "shuffled", "one"])
@@ -102,6 +102,7 @@ def test_documents(schedule: CpuSchedule, target: str, lines: tuple[str, ...], k
     run(schedule, target, lines, ids, inputs="%ids: i64[2, 150]")
 
 
+@pytest.mark.sweep(1)
 @WAYS
 @pytest.mark.parametrize("lengths", [(3, 150), (1, 64), (65, 0), (0, 0)], ids=str)
 def test_lengths(schedule: CpuSchedule, target: str, lengths: tuple[int, int]) -> None:
@@ -112,7 +113,7 @@ def test_lengths(schedule: CpuSchedule, target: str, lengths: tuple[int, int]) -
         assert np.isnan(rows.astype(np.float32)).all() == (length == 0)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @WAYS
 @pytest.mark.parametrize("queries", [1, 4, 33])
 @pytest.mark.parametrize("first", [0, 31, 32, 117])

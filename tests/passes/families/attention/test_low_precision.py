@@ -133,6 +133,7 @@ def test_sinks(target, shared):
     through(beside_a_sink("bf16", 40), target, replace(TILES if target == OF_TILES else GROUPS, shared=shared))
 
 
+@pytest.mark.sweep(1)
 @targets
 @pytest.mark.parametrize("size", [(130, 130, 0), (70, 200, 130), (40, 300, 255), (130, 100, 10)], ids=str)
 @pytest.mark.parametrize("width", [20, 90])
@@ -278,7 +279,7 @@ def test_rows_without_a_finite_score_of_a_softmax(target, shared):
     assert np.isnan(out[1].astype(np.float32)).all()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @targets
 @pytest.mark.parametrize("place", [0, 63, 64, 129])
 @pytest.mark.parametrize("kind", ["key", "value"])
@@ -372,6 +373,7 @@ def _fits(s: LowPrecisionAttentionSchedule, target: CpuTarget) -> bool:
     return s.task % s.queries == 0 and s.chunk % s.keys == 0 and s.keys % step == 0
 
 
+@pytest.mark.sweep(1)
 @targets
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("size", [1e4, 1e6, 1e15])

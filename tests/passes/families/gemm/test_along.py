@@ -66,6 +66,7 @@ def in_place(run: Run) -> bool:
 SIZES = [(1, 40, 9), (2, 33, 17), (3, 5, 64), (7, 70, 100), (8, 32, 48), (13, 31, 130), (40, 65, 400)]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3", "cpu:x86-64"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_f32(size: tuple[int, int, int], target: str) -> None:
@@ -97,7 +98,7 @@ def test_i8_of_the_largest_size_wraps_nowhere() -> None:
     np.testing.assert_array_equal(run.outputs[1], x.astype(np.int32) @ w.astype(np.int32).T)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 2, 5, 6])
 @pytest.mark.parametrize("columns", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(11, 37, 75), (6, 8, 5000)], ids=str)

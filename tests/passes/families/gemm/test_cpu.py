@@ -91,6 +91,7 @@ def test_a_part_of_k_at_a_time_is_packed() -> None:
     assert left_buffers(run(text, parts)) == {"tile"}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 4, 6, 14])
 @pytest.mark.parametrize("tile_m", [1, 5, 84])
 def test_any_block_of_rows(rows: int, tile_m: int) -> None:
@@ -193,6 +194,7 @@ def test_weights_are_packed_in_the_order_of_memory(name: str) -> None:
     assert [i.extent for i in store.domain[:-1]] == steps
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [16, 20, 48])
 @pytest.mark.parametrize("last", [False, True])
 def test_columns_are_put_in_order_by_the_task_that_multiplies_them(last: bool, columns: int) -> None:

@@ -123,6 +123,7 @@ PROGRAMS = {
 """Each for a matmul, and for a matvec, of which the interpreter takes each line by itself."""
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("schedule", EVERY, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_same_results_however_it_is_cut(program: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:

@@ -93,6 +93,7 @@ def test_joins_of_any_pieces(pieces: list[int], axis: int) -> None:
     assert len(found) <= 9
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("elements", [1, 16, 50, 10_000])
 @pytest.mark.parametrize("size", [(1, 100), (100, 1), (7, 33), (1, 1)])
 def test_parts_are_shared_out_to_any_number_of_tasks(elements: int, size: tuple[int, int]) -> None:

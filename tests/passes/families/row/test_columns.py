@@ -36,6 +36,7 @@ class With(GpuSelector):
         return lower_with(context, self.schedule)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", [n for n in CASES if n != "columns_wide"])
 def test_tiles_of_any_height(name: str, rows: int) -> None:

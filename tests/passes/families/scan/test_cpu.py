@@ -60,6 +60,7 @@ def test_scans_of_each_other_are_not_cut() -> None:
     assert run.kernels == ["scan"]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "i8", "u8", "i32", "i64"])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax"])
 def test_dtypes(name: str, dtype: str) -> None:

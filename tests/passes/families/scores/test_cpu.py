@@ -45,6 +45,7 @@ def test_other_blocks(name: str) -> None:
     check(single(name), selector=Small(cpu_target("cpu"), 2))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["sigmoid", "relu squared", "backward, keys"])
 def test_special_values_are_where_the_code_has_them(name: str, value: float) -> None:

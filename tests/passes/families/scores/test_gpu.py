@@ -43,6 +43,7 @@ def selector(blocks: tuple[int, int]) -> Own:
     return own
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", list(SCORES))
 def test_against_float64(name: str, blocks: tuple[int, int]) -> None:
@@ -50,6 +51,7 @@ def test_against_float64(name: str, blocks: tuple[int, int]) -> None:
     assert set(run.kernels) == {"scores"}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", list(STORED))
 def test_values_that_are_results(name: str, blocks: tuple[int, int]) -> None:
@@ -128,6 +130,7 @@ def test_both_results_share_a_block_that_is_read_once() -> None:
     assert program.kernels[0].outputs == 2
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["sigmoid", "sigmoid, f32", "relu squared", "backward, keys"])
 def test_special_values_are_where_the_code_has_them(name: str, value: float) -> None:
