@@ -32,7 +32,7 @@ from fusec.options import Precision, check_choice, check_mapping, check_switch
 from fusec.parameters import Parameters
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Extents, Generality
-from fusec.runtime.jit import JitFunction, JitModule, original
+from fusec.runtime.jit import JitFunction, JitModule, jit_function, original
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.runtime.telling import Telling
@@ -172,7 +172,7 @@ def _jit(
     parameters = _parameters(function.forward if module else function, static)
     make = _Dispatchers(options, fallback, graph, extents, parameters, warn)
     if not module:
-        return JitFunction(function, make)
+        return jit_function(function, make)
     from fusec.runtime.torch_module import compiled_module
 
     return compiled_module(function, make)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, pi
+from math import inf, nan, pi
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
@@ -267,15 +268,23 @@ def _extreme(op: str) -> Lowering:
 def clamp(e: Emitter, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """``minimum(maximum(x, min), max)``, so that max wins where the bounds cross and NaN stays."""
     result = e.cast(x, e.out.dtype)
+    alone = min is None or max is None
     for op, bound in (("maximum", min), ("minimum", max)):
-        if bound is None or _bounds_nothing(op, bound):
+        if bound is None or _bounds_nothing(op, bound, alone):
             continue
         result = e.emit(op, result, e.value(bound, e.out.dtype))
     return result if result is not x else e.emit("copy", x)
 
 
-def _bounds_nothing(op: str, bound: Operand) -> bool:
-    return not isinstance(bound, Value) and bound == (inf if op == "minimum" else -inf)
+def _bounds_nothing(op: str, bound: Operand, alone: bool) -> bool:
+    if isinstance(bound, Value):
+        return False
+    return bound == (inf if op == "minimum" else -inf) or (alone and bound != bound and not _A_NAN_ALONE_BOUNDS)
+
+
+with torch._C.DisableTorchFunction(), _disable_current_modes():
+    _A_NAN_ALONE_BOUNDS = bool(torch.zeros(1, device="cpu").clamp(min=nan).isnan().all())
+"""Whether one bound that is NaN makes all NaN, as two do: not in PyTorch 2.11 and older."""
 
 
 def _clamp_min(e: Emitter, x: Value, min: Operand) -> Value:

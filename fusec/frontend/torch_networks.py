@@ -43,11 +43,13 @@ def stays_whole(
 
 def as_called(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """What a call gave for fake tensors, with None where the call of real ones gives no tensor, and states of recurrent
-    networks in the shape of those that it was given: on a card fake tensors give one axis more."""
+    networks in the shape of those that it was given: fake tensors on a card, and the decompositions of PyTorch 2.11 and
+    older, give one axis more."""
     if func.overloadpacket.__name__ in _RECURRENT and func._overloadname == "input" and isinstance(result, tuple):
         given = _named(func, args, kwargs)["hx"]
         states = given if isinstance(given, list | tuple) else [given]
-        return (result[0], *(made.reshape(state.shape) for made, state in zip(result[1:], states, strict=True)))
+        made = zip(result[1:], states, strict=True)
+        return (result[0], *(m if m.shape == state.shape else m.reshape(state.shape) for m, state in made))
     test = _UNDEFINED.get(func.overloadpacket.__name__)
     if test is None or not isinstance(result, tuple | list):
         return result

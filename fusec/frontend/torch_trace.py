@@ -205,7 +205,7 @@ class Trace(InPlaceCalls):  # type: ignore[no-untyped-call]
             if self._depth == 1:
                 self._check_dtypes(func, args, kwargs)
             with self:
-                return func.decompose(*args, **kwargs)
+                return as_called(func, args, kwargs, func.decompose(*args, **kwargs))
         result = as_called(func, args, kwargs, self._run_fake(func, args, kwargs))
         outs = tensors_in(result)
         self._check_strided(outs)

@@ -48,6 +48,39 @@ class JitFunction:
         result = dispatcher.entry(args, kwargs)  # here and not in the dispatcher: a frame less
         return result if result is not MISS else dispatcher.after(args, kwargs)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where it stands under its function's, as a decorated one does; else the function and the options."""
+        function = self.dispatcher.function
+        if isinstance(function, types.MethodType):  # which the instance makes anew
+            return getattr, (function.__self__, function.__name__)
+        name = getattr(self, "__qualname__", "")
+        home = sys.modules.get(getattr(self, "__module__", None) or "")
+        try:
+            found: Any = functools.reduce(getattr, name.split("."), home)
+        except AttributeError:
+            found = None
+        return name if found is self else (type(self), (function, self.make))
+
+    def __deepcopy__(self, memo: object) -> JitFunction:
+        return self
+
+    def __copy__(self) -> JitFunction:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<fusec.jit {self.dispatcher.function!r}>"
+
+
+class JitMethod(JitFunction):
+    """A compiled function that a class may hold as a method.
+
+    A class of its own, for functions that Python binds alone: one that is bound already (``m.forward =
+    fusec.jit(m.forward)``) must have no ``__get__``, which Dynamo of PyTorch 2.11 and older calls for what an instance
+    holds, too.
+    """
+
+    __slots__ = ()
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method: each instance has plans of its own, which live as long as it does."""
         if instance is None:
@@ -62,27 +95,11 @@ class JitFunction:
             bound = table.setdefault(_BOUND, BoundMethods())
         return bound.method(self, instance)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name where it stands under its function's, as a decorated one does; else the function and the options."""
-        function = self.dispatcher.function
-        if isinstance(function, types.MethodType):  # which the instance makes anew
-            return getattr, (function.__self__, function.__name__)
-        name = getattr(self, "__qualname__", "")
-        home = sys.modules.get(getattr(self, "__module__", None) or "")
-        try:
-            found: Any = functools.reduce(getattr, name.split("."), home)
-        except AttributeError:
-            found = None
-        return name if found is self else (JitFunction, (function, self.make))
 
-    def __deepcopy__(self, memo: object) -> JitFunction:
-        return self
-
-    def __copy__(self) -> JitFunction:
-        return self
-
-    def __repr__(self) -> str:
-        return f"<fusec.jit {self.dispatcher.function!r}>"
+def jit_function(function: Callable[..., Any], make: MakeDispatcher) -> JitFunction:
+    """The function, compiled: a method of classes that hold it where the function itself would be one."""
+    binds = hasattr(type(function), "__get__") and not isinstance(function, types.MethodType)
+    return (JitMethod if binds else JitFunction)(function, make)
 
 
 _BOUND = "_fusec_bound"

@@ -52,6 +52,7 @@ def compare(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         assert type(found) is type(expected)
         for a, b, c in zip(tree_leaves(found), tree_leaves(expected), tree_leaves(exact), strict=True):
             if isinstance(b, torch.Tensor):
+                assert a.shape == b.shape
                 assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
                 assert a.stride() == b.stride()
             else:

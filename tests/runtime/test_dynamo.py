@@ -201,8 +201,13 @@ def test_a_compiled_function_alone_is_run_by_fusec() -> None:
     assert len(graphs) == 1, "what surrounds it is the backend's, and so is it"
 
 
+READS_A_THREADS_OWN = not torch.__version__.startswith(("2.9", "2.10", "2.11"))
+
+
 @pytest.mark.parametrize("way", ["forward", "module"])
 def test_a_module_that_compiles_its_own_call_is_run_by_fusec(way: str) -> None:
+    if way == "module" and not READS_A_THREADS_OWN:
+        pytest.skip("this Dynamo takes a class's value for a thread's own: the backend has the module, as written")
     module, x = Stepping(), torch.randn(4, 5)
     graphs, backend = _graphs()
     expected = module(module(x))
