@@ -23,7 +23,8 @@ def plain(*, dtype: str = "f32", lines: tuple[str, ...] = PLAIN) -> Program:
 @pytest.mark.parametrize("seed", range(14))
 def test_programs_do_what_they_do_in_eager(seed: int) -> None:
     program = written(seed)
-    assert difference(program) in ("", FAKE_STRIDES), program.text
+    said = difference(program)
+    assert not said or known(program, said), program.text
 
 
 def test_programs_are_of_all_kinds() -> None:

@@ -21,6 +21,7 @@ from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.calls import bind_call  # noqa: E402
 from fusec.runtime.eight_bit_matmuls import eight_bit_matmul_from_text  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
+from tests.row_scales import ROW_SCALES  # noqa: E402
 
 CARD = gpu_target("cuda:sm_90")
 
@@ -97,6 +98,8 @@ def test_which_scales_are_the_calls(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_call_and_map_give_what_the_group_gives(name: str) -> None:
+    if not ROW_SCALES and name in ("rows and columns", "columns and rows"):
+        pytest.skip("PyTorch's CPU matmul of 8 bits has no scales of rows")
     context = context_of(CASES[name][0])
     rng = np.random.default_rng(0)
     given = [(rng.standard_normal(v.type.static_shape) * 3).astype(v.type.dtype.numpy) for v in context.body.inputs]
