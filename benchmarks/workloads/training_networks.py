@@ -1,4 +1,4 @@
-"""Networks of training's table besides GPT-2: Llama, a vision transformer and BERT with autocast, each with its loss."""
+"""Networks of training's table besides GPT-2, with their losses: Llama, BERT with autocast, networks of images."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fusec.ir.indexing import last, substitute
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, i64
 from fusec.passes.families.row.rows import Rows
-from fusec.passes.inline import Inliner
+from fusec.passes.inline import Inliner, Leaf
 from fusec.passes.subscripts import fill_symbols
 from fusec.tile.nodes import Alloc, Map, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, symbols_in
@@ -32,8 +32,7 @@ class Picks:
         self._read: dict[Load, Load] = {}
         trial = Inliner(rows.context.producers, rows.context.inliner.leaves)
         for op in rows.anchors:
-            zero = Const(0, op.result.type.dtype.accumulator)
-            trial.add_leaf(op.result, lambda index, zero=zero: zero)
+            trial.add_leaf(op.result, _always(Const(0, op.result.type.dtype.accumulator)))
         for op in rows.anchors:
             element = _element(rows, op, trial)
             if element is not None:
@@ -55,6 +54,10 @@ class Picks:
         element = _element(self.rows, op, self.rows.context.inliner)
         assert element is not None
         return rewrite(element, lambda node: self._read.get(node) if isinstance(node, Load) else None)
+
+
+def _always(element: ScalarExpr) -> Leaf:
+    return lambda index: element
 
 
 def _element(rows: Rows, op: Op, inliner: Inliner) -> ScalarExpr | None:
