@@ -278,8 +278,8 @@ def mark_views(func: OpOverload, taken: Sequence[torch.Tensor], made: Sequence[t
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if (
         not made
-        or not has_kernel(func.name(), "CompositeImplicitAutograd")
-        or has_kernel(func.name(), "ADInplaceOrView")
+        or not has_kernel(func._name, "CompositeImplicitAutograd")
+        or has_kernel(func._name, "ADInplaceOrView")
     ):
         return
     shown = {t.untyped_storage()._cdata for t in taken if requires_grad(t)}
