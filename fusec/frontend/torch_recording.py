@@ -276,11 +276,7 @@ def mark_views(func: OpOverload, taken: Sequence[torch.Tensor], made: Sequence[t
     Autograd notes it on the results of single operations. Functions that are made of such reach a trace whole.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if (
-        not made
-        or not has_kernel(func._name, "CompositeImplicitAutograd")
-        or has_kernel(func._name, "ADInplaceOrView")
-    ):
+    if not made or not has_kernel(func._name, "CompositeImplicitAutograd") or has_kernel(func._name, "ADInplaceOrView"):
         return
     shown = {t.untyped_storage()._cdata for t in taken if requires_grad(t)}
     for tensor in made if shown else ():
