@@ -7,6 +7,7 @@ from typing import assert_never
 
 from fusec.codegen.cuda.attention import emit_hopper_attention
 from fusec.codegen.cuda.blocks import emit_blocks
+from fusec.codegen.cuda.grouped_windows import emit_grouped_windows
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.mma import emit_mma_gemm
 from fusec.codegen.cuda.mma_attention import emit_mma_attention
@@ -16,7 +17,15 @@ from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
-from fusec.tile.templates import HopperAttention, HopperGemm, MmaAttention, MmaGemm, SimtGemm, SkinnyGemm
+from fusec.tile.templates import (
+    GroupedConvolution,
+    HopperAttention,
+    HopperGemm,
+    MmaAttention,
+    MmaGemm,
+    SimtGemm,
+    SkinnyGemm,
+)
 
 
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -28,6 +37,8 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_mma_gemm(kernel, kernel.template)
         case SkinnyGemm():
             return emit_skinny_gemm(kernel, kernel.template, target)
+        case GroupedConvolution():
+            return emit_grouped_windows(kernel, kernel.template, target)
         case HopperGemm():
             return emit_hopper_gemm(kernel, kernel.template, target)
         case MmaAttention():

@@ -17,6 +17,7 @@ NAMES = (
     "mma.cuh",
     "rows.cuh",
     "mma_gemm.cuh",
+    "windows.cuh",
     "halves.cuh",
     "skinny_gemm.cuh",
     "softmax.cuh",

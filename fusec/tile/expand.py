@@ -8,11 +8,12 @@ from typing import assert_never
 
 from fusec.ir.index import Index, Symbol, add
 from fusec.ir.indexing import substitute
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
-from fusec.tile.scalar import Const, Load, ScalarExpr, reindex
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
+from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, reindex
 from fusec.tile.templates import (
     GemmNest,
     GemmTemplate,
+    GroupedConvolution,
     HopperGemm,
     MmaGemm,
     SimtGemm,
@@ -33,8 +34,18 @@ def expand(template: GemmTemplate) -> Block:
             return _gemm(template.nest, template.warp)
         case HopperGemm() | SkinnyGemm():
             return _gemm(template.nest, _NO_REGISTERS)
+        case GroupedConvolution():
+            return _convolution(template)
         case _:
             assert_never(template)
+
+
+def _convolution(t: GroupedConvolution) -> Block:
+    """One row after another: each column's sum has a left operand of its own group."""
+    parts = (x if x.dtype is t.total.dtype else Apply("cast", (x,), t.total.dtype) for x in (t.image, t.weight))
+    product = Apply("mul", tuple(parts), t.total.dtype)
+    sums = Reduce((t.column, t.depth), t.total.buffer, (t.column.var,), "sum", product)
+    return (Grid((t.row,), (Alloc(t.total.buffer), sums, *t.stores)),)
 
 
 def _gemm(t: GemmNest, registers: RegisterTile) -> Block:

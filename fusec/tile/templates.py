@@ -185,6 +185,40 @@ class SkinnyGemm:
 
 
 @dataclass(frozen=True)
+class WindowTile:
+    """What a block has of a convolution in groups: ``rows`` by ``wide`` windows of one image, ``channels`` of it, by so
+    many warps. down: rows of windows that share what a warp reads of the image, where a group is one channel."""
+
+    rows: int
+    wide: int
+    channels: int
+    warps: int
+    down: int = 1
+
+
+@dataclass(frozen=True)
+class GroupedConvolution:
+    """Sums of products over windows of an image of two axes, for groups of few channels side by side: a block holds a
+    tile of the image, and its warps multiply windows where they lie (sm_80 and later).
+
+    row: over the windows of all images. column: over the columns of all groups, ``columns`` of each. depth: over the
+    taps of a window and the channels of a group. image, weight: elements of both, over these. total: the sums of a row.
+    stores: of the results, over a row's columns.
+    """
+
+    row: Iter
+    column: Iter
+    depth: Iter
+    columns: int
+    windows: Windows
+    image: ScalarExpr
+    weight: ScalarExpr
+    total: Load
+    stores: tuple[Store, ...]
+    tile: WindowTile
+
+
+@dataclass(frozen=True)
 class HopperGemm:
     """Matmuls by warpgroups that multiply what another one fetches by TMA."""
 
@@ -256,6 +290,6 @@ class HopperAttention:
     pipeline: Pipeline
 
 
-GemmTemplate = SimtGemm | MmaGemm | SkinnyGemm | HopperGemm
+GemmTemplate = SimtGemm | MmaGemm | SkinnyGemm | HopperGemm | GroupedConvolution
 Template = GemmTemplate | MmaAttention | HopperAttention
 """A loop nest that a backend has by hand. The kernel's body says what it computes, in statements."""

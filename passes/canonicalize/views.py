@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     CastAttributes,
@@ -160,12 +158,7 @@ def cast_of_cast(r: Rewriter) -> Outcome:
     if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype) or _rounds(r, inner):
         return None
     source = inner.operands[0]
-    if wanted == source.type.dtype:
-        return source
-    attributes = r.op.expect(CastAttributes)
-    return r.emit(
-        "cast", source, attributes=replace(attributes, implied=attributes.implied and source.type.dtype.is_float)
-    )
+    return source if wanted == source.type.dtype else r.emit("cast", source, attributes=r.op.attributes)
 
 
 def _rounds(r: Rewriter, cast: Op) -> bool:

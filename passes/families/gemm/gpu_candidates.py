@@ -14,6 +14,7 @@ from fusec.passes.convolution import convolution_of
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
+from fusec.passes.families.gemm.grouped_windows import lower_grouped_windows, window_schedules
 from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm, scaled_elements
 from fusec.passes.families.gemm.matmul import Matmuls, axes_of, copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
@@ -22,6 +23,7 @@ from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, Hoppe
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.families.gemm.schedule.skinny import SkinnyGemmSchedule
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
+from fusec.passes.families.gemm.schedule.windows import WindowSchedule
 from fusec.passes.families.gemm.skinny import lower_skinny_gemm, skinny_gemms
 from fusec.passes.families.gemm.tiled import lower_tiled_gemm
 from fusec.passes.families.gemm.windows import fetched_depth
@@ -44,11 +46,15 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     windows = convolution_of(op, context.producers)
     if machine.calls and windows is not None and windows.groups == 1:
         return machine.some([*_hopper(context, machine, axes, dots)], "convolution")
+    direct = window_schedules(context, machine)
+    if direct and windows is not None and windows.depth == 1:
+        return [*direct]
     tiled = _tiled(context, machine, axes, dots)
     hopper = _hopper(context, machine, axes, dots)
     if hopper and op.expect(DotAttributes).scaled:
         return sorted((*hopper, *tiled), key=by_seconds)
-    in_cuda: list[GpuSchedule] = [*hopper, *_mma(context, machine, axes, dots), *skinny_gemms(context, machine)]
+    in_cuda: list[GpuSchedule] = [*direct, *hopper, *_mma(context, machine, axes, dots)]
+    in_cuda += skinny_gemms(context, machine)
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
         return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matmul of {dtype}")
     problem = _problem(context, machine, axes, dots)
@@ -181,6 +187,8 @@ def lower_on_gpu(context: LoweringContext, schedule: GpuSchedule) -> LoweredGrou
             return lower_mma_gemm(context, schedule)
         case SkinnyGemmSchedule():
             return lower_skinny_gemm(context, schedule)
+        case WindowSchedule():
+            return lower_grouped_windows(context, schedule)
         case GpuGemmSchedule():
             return lower_gemm(context, schedule)
         case GpuGemvSchedule():

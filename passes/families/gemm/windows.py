@@ -70,6 +70,27 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     return Windows(read[0], shape[found.batch], step, channels, axes, found.groups)
 
 
+def windows_in_memory(context: LoweringContext, found: Convolution, element: ScalarExpr) -> Windows | None:
+    """The windows of images in memory that have their channels side by side, pixels at multiples of 16 bytes; None for
+    others. ``element``: of the left operand."""
+    if found.batch is None or found.channels is None or not _in_order(found):
+        return None
+    view = strided_view(found.image, context.producers, context.strides)
+    read = [x for x in loads(element) if x.buffer.space == "parameter"]
+    if view is None or view.base not in context.body.inputs or fixed([view.offset]) != (0,) or len(read) != 1:
+        return None
+    shape, steps, item = found.image.type.static_shape, fixed(view.strides), found.image.type.dtype.itemsize
+    axes = (found.batch, *(w.axis for w in found.windowed))
+    if steps[found.channels] != 1 or any(shape[a] != 1 and (steps[a] <= 0 or steps[a] * item % 16) for a in axes):
+        return None
+    windowed = tuple(
+        WindowAxis(w.extent, _step(steps[w.axis], shape[w.axis]), w.count, w.size, w.stride, w.dilation, w.low)
+        for w in found.windowed
+    )
+    step = _step(steps[found.batch], shape[found.batch])
+    return Windows(read[0], shape[found.batch], step, found.depth, windowed, found.groups)
+
+
 def fetched_depth(context: LoweringContext, found: Convolution) -> int:
     """Elements along K that are multiplied: whole copies of channels, the rest of the last one zeros."""
     if found.channels is None:

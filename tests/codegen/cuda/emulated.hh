@@ -1,4 +1,4 @@
-// What skinny_gemm.cuh takes of a GPU, on a CPU: each thread of a block, or of the blocks of a cluster, is a coroutine
+// What skinny_gemm.cuh and windows.cuh take of a GPU, on a CPU: each thread of a block, or of the blocks of a cluster, is a coroutine
 // that goes on to the next where it waits; an MMA is computed from what the lanes of a warp hand over.
 #include <ucontext.h>
 
@@ -57,6 +57,7 @@ struct Meeting {
 };
 static Meeting of_block[16], of_warp[16][32], of_cluster;
 #define __syncthreads() of_block[rank_here()].wait()
+#define __syncthreads_or(value) fusec::syncthreads_or(value)
 
 static float float_of(u32 bits) {
     float value;
@@ -156,6 +157,39 @@ void multiply_add(float (&d)[4], const u32 (&a)[4], const u32* b) {
 }
 static int accumulator_row() { return lane_id() / 4; }
 static int accumulator_column() { return lane_id() % 4 * 2; }
+
+static const char* rows_of[16][32][32];
+static u32 shared_address(const void* p) { return static_cast<const char*>(p) - memories[rank_here()]; }
+
+/// ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8.
+static void load_matrices(u32 (&r)[4], u32 address) {
+    const int rank = rank_here(), warp = warp_id(), lane = lane_id();
+    if (address % 16) {
+        fprintf(stderr, "a row of a matrix at no multiple of 16\n");
+        abort();
+    }
+    rows_of[rank][warp][lane] = memories[rank] + address;
+    of_warp[rank][warp].wait();
+    for (int i = 0; i < 4; ++i) memcpy(&r[i], rows_of[rank][warp][i * 8 + lane / 4] + lane % 4 * 4, 4);
+    of_warp[rank][warp].wait();
+}
+static u32 handed[16][32][32][4];
+static void transpose_words(u32 (&w)[4]) {
+    const int rank = rank_here(), warp = warp_id(), lane = lane_id();
+    memcpy(handed[rank][warp][lane], w, 16);
+    of_warp[rank][warp].wait();
+    for (int i = 0; i < 4; ++i) w[i] = handed[rank][warp][lane / 4 * 4 + i][lane % 4];
+    of_warp[rank][warp].wait();
+}
+static int any_of[16];
+static int syncthreads_or(int value) {
+    const int rank = rank_here();
+    any_of[rank] = 0;
+    of_block[rank].wait();
+    any_of[rank] |= value != 0;
+    of_block[rank].wait();
+    return any_of[rank];
+}
 
 static void cluster_sync() { of_cluster.wait(); }
 template <typename T>

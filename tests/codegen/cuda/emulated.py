@@ -1,4 +1,5 @@
-"""Kernels of ``skinny_gemm.cuh`` on a CPU, thread by thread: what they compute is seen without a GPU."""
+"""Kernels of ``skinny_gemm.cuh`` and ``windows.cuh`` on a CPU, thread by thread: what they compute is seen without a
+GPU."""
 
 from __future__ import annotations
 
@@ -57,12 +58,14 @@ def placed(array: np.ndarray[Any, Any], shift: int = 0) -> np.ndarray[Any, Any]:
 def _program(source: KernelSource) -> str:
     """The kernel's source with what it includes, and a function ``go`` that launches it."""
     files = headers()
+    (header,) = re.findall(r'#include "(skinny_gemm.cuh|windows.cuh)"', source.text)
     pieces = [
         '#include "emulated.hh"',
         _between(files["scalar.cuh"], "// Integers wrap around", "// Where every result is a half type"),
         _between(files["halves.cuh"], "/// A word with a number", "/// kWords neighbouring words"),
         _between(files["halves.cuh"], "/// Numbers of a small array", "}  // namespace fusec"),
-        re.sub(r"#(include|pragma).*", "", files["skinny_gemm.cuh"]),
+        _between(files["mma.cuh"], "/// Where a unit of a row lies", "/// Which rows are read"),
+        re.sub(r"#(include|pragma).*", "", files[header]),
         re.sub(r"#include.*", "", source.text),
     ]
     text = "\n".join(pieces).replace(_SHARED, "char* memory = memories[rank_here()];")

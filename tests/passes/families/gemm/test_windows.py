@@ -35,9 +35,11 @@ def context_of(text: str, *, tf32: bool = False) -> LoweringContext:
 
 
 def alternatives(text: str, *, calls: bool = True, tf32: bool = False) -> list[str]:
-    """The best predicted first; kernels on Hopper's tensor cores as ``wgmma``."""
+    """The best predicted first; kernels on Hopper's tensor cores as ``wgmma``, those of groups of few channels as
+    ``windows``."""
     found = GpuSelector(SM_90, cuda=True, calls=calls).alternatives(context_of(text, tf32=tf32))
-    return ["wgmma" if "consumers=" in a.text else a.text for a in found]
+    short = {"consumers=": "wgmma", "windows=": "windows"}
+    return [next((name for part, name in short.items() if part in a.text), a.text) for a in found]
 
 
 def image(channels: int, columns: int = 128, **more: Any) -> str:
@@ -55,7 +57,9 @@ def image(channels: int, columns: int = 128, **more: Any) -> str:
         (image(64, stride=(2, 2)), "wgmma"),
         (image(64, dilation=(2, 2), padding=(2, 2)), "wgmma"),
         (image(448, 448, groups=8), "wgmma"),
-        (image(256, 256, groups=32), "library convolution"),
+        (image(256, 256, groups=32), "windows"),
+        (image(256, 256, groups=16), "windows"),
+        (image(256, 256, groups=64), "library convolution"),
         (image(64, last=False), "weights first"),
         (image(30), "rows of windows first"),
         (image(3, last=False), "rows of windows first"),
