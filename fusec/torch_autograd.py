@@ -147,6 +147,19 @@ def _opened() -> dict[Any, Callable[..., Any]]:
     return {**opened, aten.detach.default: aten.alias.default}
 
 
+def written_inputs(count: int) -> list[int]:
+    """Which of ``count`` inputs have their data written by the graph that is being made functional.
+
+    All of them where AOTAutograd has made one input of several that share their memory.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    written = [place for place, info in enumerate(metadata.input_info) if info.mutates_data]
+    return list(range(count)) if written and len(metadata.input_info) != count else written
+
+
 def _note_metadata(module: fx.GraphModule) -> None:
     """Notes which inputs of AOTAutograd's graph are a module's own tensors, and that its backward may run again."""
     context = torch._guards.TracingContext.try_get()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet
@@ -27,8 +28,9 @@ from fusec.errors import FusecError
 from fusec.frontend.torch_attention import with_library_attention
 from fusec.frontend.torch_fx import capture_graph
 from fusec.options import check_choice, check_switch
-from fusec.torch_autograd import through_aot
+from fusec.torch_autograd import through_aot, written_inputs
 from fusec.torch_graphs import Chosen, CompiledGraph, Kind, tell_fault
+from fusec.torch_overlaps import WhereApart, examples_are_apart
 
 log = config.logger("compile")
 _OPTIONS = ("tune", "cache", "precision", "freeze", "warn")
@@ -73,13 +75,34 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
             return _add(module, kind, chosen)
         log.info("graph is made functional first: %s", reason)
     try:
-        written = with_library_attention(module)
-        return through_aot(written, example_inputs, lambda graph, kind: _add(graph, kind, chosen).boxed, chosen.build)
+        return _functional(module, example_inputs, kind, chosen)
     except TensorifyScalarRestartAnalysis:
         raise
     except Exception as error:  # what PyTorch can't make functional may still be captured in parts
         log.info("graph can't be made functional: %s", error)
         return _add(module, kind, chosen)
+
+
+def _functional(
+    module: fx.GraphModule, example_inputs: Sequence[Any], kind: Kind, chosen: Chosen
+) -> Callable[..., Any]:
+    """The graph made functional, and as Dynamo has it where inputs that are written overlap others."""
+    written: list[int] = []
+    count = len(example_inputs)
+
+    def add(graph: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Any]:
+        if kind != "backward":
+            written.extend(written_inputs(count))
+        return _add(graph, kind, chosen).boxed
+
+    compiled = through_aot(with_library_attention(module), example_inputs, add, chosen.build)
+    if not written:
+        return compiled
+    as_it_is = partial(_add, module, kind, chosen)
+    if not examples_are_apart(example_inputs, written):
+        log.info("inputs that the graph writes overlap others: it is captured as it is")
+        return as_it_is()
+    return WhereApart(compiled, written, example_inputs, as_it_is)
 
 
 def _wants_gradient(module: fx.GraphModule) -> bool:

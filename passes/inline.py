@@ -24,10 +24,12 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
+    floordiv,
     is_at_least,
     is_below,
     maximum,
     minimum,
+    mul,
     product,
     sub,
     symbol,
@@ -114,9 +116,11 @@ class Inliner:
         named: list[Subscript] = []
         for i, n in zip(index, shape, strict=True):
             if not isinstance(i, int | Expr):
-                name = self._loaded.setdefault((i, n), symbol(f"loaded{len(self._loaded)}", 0, last(n)))
-                loaded[name] = i
-                i = name
+                first, step, rest = _block_and_rest(i)
+                extent = add(floordiv(last(n), step), 1)
+                name = self._loaded.setdefault((first, extent), symbol(f"loaded{len(self._loaded)}", 0, last(extent)))
+                loaded[name] = first
+                i = add(mul(name, step), rest)
             named.append(i)
         return tuple(named), loaded
 
@@ -244,6 +248,17 @@ def _decided(e: Apply) -> ScalarExpr | None:
             position = _index_of(e)
             return Const(position, e.dtype) if isinstance(position, int) else None
     return None
+
+
+def _block_and_rest(e: ScalarExpr) -> tuple[ScalarExpr, int, Index]:
+    """A loaded subscript as a number of equal blocks, their size, and the position in a block, which is known: the
+    number of a page and the position there, as one number of both."""
+    match e:
+        case Apply("add", (Apply("mul", (number, Const(value=int() as size))), rest)) if size > 0:
+            position = _index_of(rest)
+            if position is not None and is_at_least(position, 0) and is_below(position, size):
+                return number, size, position
+    return e, 1, 0
 
 
 def _less(position: Index, bound: Index) -> ScalarExpr:

@@ -16,16 +16,18 @@ from fusec.passes.groups.grow import is_cheap
 from fusec.passes.groups.partition import Partition
 from fusec.passes.own_copies import OwnCopies
 
-LEAST = 1 << 16
-"""Elements of a result below which it is left where it is: a cache holds it."""
+LEAST, LEAST_IN_BLOCKS = 1 << 16, 1 << 10
+"""Elements of a result below which it is left where it is: a cache holds it. On a GPU lengths and positions alone say
+which keys of a cache a block visits: what is stored of them has to be looked through."""
 SMALLER = 8
 """How many times fewer elements each value has that it is made of."""
 MOST = 16
 """Maps that make it."""
 
 
-def masks_apart(graph: Graph) -> Graph:
+def masks_apart(graph: Graph, *, blocked: bool = False) -> Graph:
     """The graph where each map on scores has its own copy of a mask or bias that is made of small values."""
+    least = LEAST_IN_BLOCKS if blocked else LEAST
     partition = Partition(graph)
     copies = OwnCopies(graph)
     taken: set[Value] = set()
@@ -33,7 +35,7 @@ def masks_apart(graph: Graph) -> Graph:
     for op in graph.ops:
         if op.definition.kind != "elementwise" or op in partition.free:
             continue
-        chains = {v: _chain(partition, v) for v in op.operands}
+        chains = {v: _chain(partition, v, least) for v in op.operands}
         if not any(chains.values()) or all(chains.values()) or not products_above(partition, op.result):
             continue
         for value, chain in chains.items():
@@ -46,10 +48,10 @@ def masks_apart(graph: Graph) -> Graph:
     return copies.with_readers(changed)
 
 
-def _chain(partition: Partition, value: Value) -> set[Op]:
+def _chain(partition: Partition, value: Value, least: int) -> set[Op]:
     """The cheap maps, with the views between, that make a large value of small ones; empty where it is not so made."""
     source = partition.source(value)
-    if not (value.type.is_static and source.type.is_static) or source.type.size < LEAST:
+    if not (value.type.is_static and source.type.is_static) or source.type.size < least:
         return set()
     found: set[Op] = set()
     maps = 0

@@ -205,7 +205,11 @@ def graph_passes(
         "groups": lambda g: split_columns(group_rows(g)) if gpu else g,
         # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed, or
         # where a row is read anyway.
-        "lower_argreduce": lambda g: lower_argreduce(sink_gathers(pick_in_rows(g)) if gpu else g, symbolic=not gpu),
+        "lower_argreduce": lambda g: (
+            lower_argreduce(sink_gathers(pick_in_rows(g)), sms=gpu_target(target).sms)
+            if gpu
+            else lower_argreduce(g, symbolic=True)
+        ),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
         # Matmuls of what was 8 bits wide are, on a GPU, matmuls of 8 bits, or of f16.
@@ -225,7 +229,7 @@ def graph_passes(
         # Values of a score space that a kernel can hold are consumed along one axis of it, and no two share a mask that
         # is made of small values.
         # On a GPU scaled operands of 8 bits are made for each matmul that can have them in its kernel.
-        "spaces": lambda g: masks_apart(spaces_apart(scaled_apart(g) if gpu else g, blocked=gpu)),
+        "spaces": lambda g: masks_apart(spaces_apart(scaled_apart(g) if gpu else g, blocked=gpu), blocked=gpu),
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
         "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.

@@ -111,7 +111,7 @@ def order_of(
     if prod(shape[a] for a in outer) < SHORTEST or prod(shape[a] for a in last) > LONGEST:
         return None
     whole = [*(a for a in range(len(shape)) if a not in order), *order]
-    first = [whole.index(a) for a in axes if a not in last]
+    first = sorted(whole.index(a) for a in axes if a not in last)
     return Order(whole, first, [a for a in whole if a not in axes or a in last], last, order == long and not last)
 
 

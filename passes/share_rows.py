@@ -22,12 +22,11 @@ FEWEST_ELEMENTS = 1 << 19
 
 @dataclass(frozen=True)
 class _Sheet:
-    """A reduction's operand as rows by columns. ``leaves``: what it is made of by maps."""
+    """A reduction's operand as rows by columns."""
 
     op: Op
     rows: int
     columns: int
-    leaves: frozenset[Value]
 
 
 @dataclass(frozen=True)
@@ -69,27 +68,27 @@ def _in_parts(r: Rewriter, parts: int, height: int) -> Outcome:
 
 def _parts(graph: Graph, sms: int) -> Mapping[str, _Parts]:
     """Parts, and rows of each, by the names of sums over columns that are made beside reductions over rows."""
-    producers = graph.producers()
     reductions = [op for op in graph.ops if op.definition.kind == "reduce" and op.operands[0].type.is_static]
-    sums = [s for op in reductions if (s := _sheet(op, producers, columns=True)) is not None]
+    sums = [s for op in reductions if (s := _sheet(op, columns=True)) is not None]
     if not sums:
         return {}
-    above, elsewhere = _above(graph), attended(graph)
+    leaves, elsewhere = _Leaves(graph), attended(graph)
     found: dict[str, _Parts] = {}
     for op in (op for op in reductions if op.result.name not in elsewhere):
-        rows = _sheet(op, producers, columns=False)
-        beside = [] if rows is None else [s for s in sums if _fits(s, rows) and s.op not in above[op]]
-        if rows is None or not beside or rows.rows * rows.columns < FEWEST_ELEMENTS:
+        rows = _sheet(op, columns=False)
+        if rows is None or rows.rows * rows.columns < FEWEST_ELEMENTS:
             continue
-        tiles = len(beside) + len(rows.leaves.union(*(s.leaves for s in beside)))
+        read = leaves.of(op, op)
+        beside = [(s, made) for s in sums if _fits(s, rows) and read & (made := leaves.of(s.op, op))]
+        tiles = len(beside) + len(read.union(*(made for _, made in beside)))
         parts, height = parts_of(rows.rows, rows.columns, sms)
-        if holds(rows.columns, tiles) and parts >= FEWEST:
-            for s in beside:
+        if beside and holds(rows.columns, tiles) and parts >= FEWEST:
+            for s, _ in beside:
                 found.setdefault(s.op.result.name, _Parts(s.op.operands[0].type, parts, height))
     return found
 
 
-def _sheet(op: Op, producers: Mapping[Value, Op], *, columns: bool) -> _Sheet | None:
+def _sheet(op: Op, *, columns: bool) -> _Sheet | None:
     """What a reduction over the last axes, or a sum over the first (``columns``), reads as rows by columns."""
     (x,) = op.operands
     shape, axes = x.type.static_shape, op.expect(ReduceAttributes).axes
@@ -98,11 +97,53 @@ def _sheet(op: Op, producers: Mapping[Value, Op], *, columns: bool) -> _Sheet | 
     split = len(axes) if columns else x.type.rank - len(axes)
     if tuple(axes) != tuple(range(split) if columns else range(split, x.type.rank)) or split in (0, x.type.rank):
         return None
-    return _Sheet(op, prod(shape[:split]), prod(shape[split:]), made_of(x, producers))
+    return _Sheet(op, prod(shape[:split]), prod(shape[split:]))
 
 
 def _fits(sums: _Sheet, rows: _Sheet) -> bool:
-    return (sums.rows, sums.columns) == (rows.rows, rows.columns) and not sums.leaves.isdisjoint(rows.leaves)
+    return (sums.rows, sums.columns) == (rows.rows, rows.columns)
+
+
+class _Leaves:
+    """What reductions read of memory in a kernel that has a certain one of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.producers = graph.producers()
+        self.above = _above(graph)
+        self.stored = _stored(graph)
+
+    def of(self, reduction: Op, rows: Op) -> frozenset[Value]:
+        """The large values that what a reduction reads is made of, in a kernel that reduces ``rows``.
+
+        None of them where it can't be beside them: they need it, or it needs what other kernels make of theirs.
+        """
+        if reduction in self.above[rows]:
+            return frozenset()
+
+        def there(value: Value) -> bool:
+            return value in self.stored and not self._needs(value, rows)
+
+        found = made_of(reduction.operands[0], self.producers, there)
+        return frozenset() if any(self._needs(value, rows) for value in found) else found
+
+    def _needs(self, value: Value, rows: Op) -> bool:
+        made = self.producers.get(value)
+        return made is not None and (made is rows or rows in self.above[made])
+
+
+def _stored(graph: Graph) -> frozenset[Value]:
+    """What ops read that are no maps, views or reductions: it is in memory, whatever else is made of it."""
+    producers = graph.producers()
+    found = set[Value]()
+    for op in graph.ops:
+        if op.definition.kind in ("elementwise", "view", "reduce"):
+            continue
+        for value in op.operands:
+            found.add(value)
+            while (made := producers.get(value)) is not None and made.definition.kind == "view":
+                value = made.operands[0]
+                found.add(value)
+    return frozenset(found)
 
 
 def _above(graph: Graph) -> dict[Op, frozenset[Op]]:

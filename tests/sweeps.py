@@ -12,10 +12,11 @@ checks others check in parts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from itertools import combinations
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 Assignment = frozenset[tuple[str, Hashable]]
 """Parameters, and what stands for their values."""
@@ -57,6 +58,13 @@ def _values(case: pytest.Function) -> dict[str, Hashable]:
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         found[", ".join(names)] = tuple(given.pop(name) for name in names)
     return found | given
+
+
+def by_night(values: Iterable[str], *seldom: str) -> list[str | ParameterSet]:
+    """The values of a parameter, the seldom ones marked ``nightly``."""
+    named = list(values)
+    assert {*seldom} <= {*named}, {*seldom} - {*named}
+    return [pytest.param(value, marks=pytest.mark.nightly) if value in seldom else value for value in named]
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -384,10 +384,11 @@ def test_weights_are_what_safetensors_reads(saved: Path) -> None:
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-def test_mutated_files_are_refused_or_right(tmp_path: Path) -> None:
+def test_mutated_files_are_refused_or_right(all_cases: bool) -> None:
     """A slice of ``python tests/fuzz_artifact.py 10000``."""
     script = Path(__file__).parent / "fuzz_artifact.py"
-    done = subprocess.run([sys.executable, script, "150", "77"], capture_output=True, text=True, check=False)
+    count = "150" if all_cases else "60"
+    done = subprocess.run([sys.executable, script, count, "77"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

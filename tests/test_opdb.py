@@ -40,6 +40,7 @@ FORWARD = {
 """Samples of each op."""
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward(name: str, dtype: str) -> None:

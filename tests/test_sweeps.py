@@ -6,7 +6,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
-from sweeps import covering
+from sweeps import by_night, covering
 
 pytest_plugins = ["pytester"]
 
@@ -32,6 +32,14 @@ def test_parameters_that_vary_together_count_as_written() -> None:
 
 def test_one_parameter_is_no_sweep() -> None:
     assert covering([{"a": n} for n in range(5)]) == [0, 1, 2, 3, 4]
+
+
+def test_seldom_values_are_named() -> None:
+    usual, seldom = by_night({"a": 1, "b": 2}, "b")
+    assert usual == "a"
+    assert [mark.name for mark in seldom.marks] == ["nightly"]  # type: ignore[union-attr]
+    with pytest.raises(AssertionError, match="c"):
+        by_night(["a", "b"], "c")
 
 
 SWEPT = """

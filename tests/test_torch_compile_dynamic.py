@@ -219,3 +219,17 @@ def test_what_has_no_kernel_for_a_range_is_compiled_for_each_size_and_says_so(ma
     assert programs(made) == [3]
     assert "not for a range of extents" in caplog.text
     assert "gather reaches into an axis of symbolic extent" in made[0].report()
+
+
+def test_a_number_that_varies_is_cast_to_the_tensors_dtype() -> None:
+    """Dynamo passes it as f64[], and converts that by a function of a library."""
+
+    def f(x: Any, y: Any) -> Any:
+        return (x * y).sum(-1)
+
+    fast = compiled(f, None)
+    x = torch.randn(3, 6)
+    assert torch.allclose(fast(x, x), f(x, x))
+    for rows, number in ((4, 2.0), (4, 3.5), (5, 0.25)):
+        x = torch.randn(rows, 6)
+        assert torch.allclose(fast(x, number), f(x, number))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from sweeps import by_night
 
 torch = pytest.importorskip("torch")
 
@@ -172,7 +173,10 @@ def holds_scores(shapes: list[Any]) -> bool:
     return any(math.prod(shape) >= 2 * 3 * ROWS * COLUMNS // 4 for shape in shapes)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    by_night(FORMS, "a bias of one head", "slopes", "einsum", "relu squared", "expanded", "two maps", "read twice"),
+)
 def test_no_scores_are_saved(name: str, saved: list[Any]) -> None:
     function, more = FORMS[name]
     given = more()
@@ -184,7 +188,7 @@ def test_no_scores_are_saved(name: str, saved: list[Any]) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("function", [capped, in_floats, grouped, sigmoid])
+@pytest.mark.parametrize("function", [capped, in_floats])
 def test_other_types(function: Callable[..., Any], dtype: Any, saved: list[Any]) -> None:
     check(function, *operands(dtype))
     assert saved
@@ -198,7 +202,9 @@ def test_doubles(saved: list[Any]) -> None:
     assert not holds_scores(saved)
 
 
-@pytest.mark.parametrize("name", ["soft cap, slopes, window", "a bias", "sinks", "by hand"])
+@pytest.mark.parametrize(
+    "name", by_night(["soft cap, slopes, window", "a bias", "sinks", "by hand"], "sinks", "by hand")
+)
 def test_through_torch_compile(name: str, saved: list[Any]) -> None:
     function, more = FORMS[name]
     inputs = [*operands(), *more()]
@@ -209,7 +215,7 @@ def test_through_torch_compile(name: str, saved: list[Any]) -> None:
     assert saved
 
 
-@pytest.mark.parametrize("function", [plain, capped, grouped])
+@pytest.mark.parametrize("function", [capped, grouped])
 def test_the_row_sum_is_of_outputs(function: Callable[..., Any], saved: list[Any], monkeypatch: Any) -> None:
     """No reduction over the columns of scores is left in a backward."""
     seen: list[Any] = []

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .training_networks import AutocastBert, Classified, Llama, LlamaLayer
+
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
 
@@ -285,17 +287,6 @@ def gpt2(layers: int, n: int, positions: int, kind: str, attend: Function) -> St
     )
 
 
-class Classified(nn.Module):
-    """A network of images with its loss."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Any, target: Any) -> Any:
-        return F.cross_entropy(self.network(images).float(), target)
-
-
 def resnet50(n: int) -> Step:
     import torchvision
 
@@ -307,10 +298,57 @@ def resnet50(n: int) -> Step:
     return Step(f"resnet50 {n}×224² channels last, AdamW", network, arguments, optimizer=True)
 
 
+def llama(layers: int, n: int, positions: int) -> Step:
+    return Step(
+        f"Llama-1B {layers} layers {n}×{positions}, AdamW",
+        Llama(layers).cuda().to(BF16),
+        lambda: tuple(torch.randint(0, 128256, (n, positions), device="cuda") for _ in range(2)),
+        optimizer=True,
+    )
+
+
+def llama_layer(n: int, positions: int) -> Step:
+    weights = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    scores = positions**2 / 2 * 4096 * 2
+    return Step(
+        f"Llama-8B layer {n}×{positions}",
+        LlamaLayer(4096, 14336, 32, 8).cuda().to(BF16),
+        lambda: (random(n, positions, 4096),),
+        flops=n * (6.0 * positions * weights + 7.0 * scores),
+    )
+
+
+def vit(n: int) -> Step:
+    import torchvision
+
+    return Step(
+        f"ViT-B {n}×224², AdamW",
+        Classified(torchvision.models.vit_b_16()).cuda().to(BF16),
+        lambda: (random(n, 3, 224, 224, grad=False), torch.randint(0, 1000, (n,), device="cuda")),
+        optimizer=True,
+    )
+
+
+def bert(n: int, positions: int) -> Step:
+    """A fifth of the positions are padding; the loss ignores them, and what is not masked."""
+
+    def arguments() -> tuple[Any, ...]:
+        ids, target = (torch.randint(0, 30522, (n, positions), device="cuda") for _ in range(2))
+        lengths = torch.linspace(positions * 3 // 5, positions, n, device="cuda").long()
+        mask = (torch.arange(positions, device="cuda") < lengths[:, None]).long()
+        learned = (torch.rand(n, positions, device="cuda") < 0.15) & (mask > 0)
+        return ids, mask, torch.where(learned, target, -100)
+
+    return Step(f"BERT-base {n}×{positions} autocast, AdamW", AutocastBert().cuda(), arguments, optimizer=True)
+
+
 def steps() -> Iterator[tuple[str, Callable[[], Step]]]:
     """The rows by name; each is made when it is measured."""
     yield "attention causal 128", lambda: attention(4, 16, 4096, 128, True)
     yield "attention full 64", lambda: attention(4, 32, 4096, 64, False)
+    yield "attention full 128", lambda: attention(4, 16, 4096, 128, False)
+    yield "attention long causal", lambda: attention(1, 16, 16384, 128, True)
+    yield "attention long full", lambda: attention(1, 16, 16384, 128, False)
     yield from changed_attentions()
     for kind in ("layer norm", "rms norm", "softmax"):
         for shape in ((8192, 4096), (65536, 768)):
@@ -324,4 +362,8 @@ def steps() -> Iterator[tuple[str, Callable[[], Step]]]:
     )
     yield "gpt2 plain", lambda: gpt2(6, 8, 1024, "plain attention", plain_attention)
     yield "gpt2 sdpa", lambda: gpt2(6, 8, 1024, "SDPA", library_attention)
+    yield "llama layer", lambda: llama_layer(4, 2048)
+    yield "llama 1b", lambda: llama(4, 2, 2048)
+    yield "vit", lambda: vit(64)
+    yield "bert autocast", lambda: bert(16, 512)
     yield "resnet50", lambda: resnet50(64)

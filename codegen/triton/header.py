@@ -112,6 +112,12 @@ def _quotient(a, scale, high, low):
 
 
 @triton.jit
+def _exp_below(x):
+    # log2(e) in two parts: one f32 would make each sum of exponentials 5e-8 too large
+    return tl.exp2(tl.fma(x, 1.925963033500011e-08, x * 1.4426950216293335))
+
+
+@triton.jit
 def _tf32(x):
     # Tensor cores cut digits off: round to the nearest number of 10 digits before.
     rounded = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
+from fusec.codegen.exponentials import below_maximum
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.spelling import (
     COARSE,
@@ -39,7 +40,8 @@ class Scalars(Text):
     With ``describes`` blocks come through tensor descriptors where their layout allows. ``outer`` are the grid's
     iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a matmul;
     ``eight``: results of 8 bits are stored; ``shares``: several results are computed together; ``texts``: of their
-    parts that were spelled, by identity; ``spreads``: values meet a matmul's block, see :meth:`_along`.
+    parts that were spelled, by identity; ``below``: see :func:`below_maximum`;
+    ``spreads``: values meet a matmul's block, see :meth:`_along`.
     """
 
     def __init__(self, kernel: Kernel, describes: bool) -> None:
@@ -51,6 +53,7 @@ class Scalars(Text):
         self.eight = any(d.kind == "float8" for d in results)
         self.fast = all((not d.is_float or d.bits < 32) and d.kind != "float8" for d in results)
         self.coarse = all((not d.is_float or d.name == "bf16") and d.kind != "float8" for d in results)
+        self.below = frozenset() if self.fast else below_maximum(kernel)
         self.names: dict[Buffer, str] = {}
         self.outer: set[Symbol] = set()
         self.passing = False
@@ -173,6 +176,8 @@ class Scalars(Text):
             parts = self.once(f"_reciprocal({args[1]})", "reciprocal")
             return f"_quotient({args[0]}, {parts}[0], {parts}[1], {parts}[2])"
         table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
+        if e.op == "exp" and e in self.below:
+            return f"_exp_below({args[0]})"
         if e.dtype.name == "f64" and e.op in DOUBLE:
             table = DOUBLE
         if e.op in table:

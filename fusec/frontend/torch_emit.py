@@ -207,7 +207,7 @@ class Emitter:
 
     def rounded(self, value: Value, dtype: DType) -> Value:
         """The end of a call that PyTorch computes in f32 for half types: a rounding that the user did not write."""
-        implied = dtype.is_float and dtype.bits < value.type.dtype.bits
+        implied = value.type.dtype is f32 and dtype in (f16, bf16)
         return self.emit("cast", value, attributes=CastAttributes(dtype, True)) if implied else self.cast(value, dtype)
 
     def with_bias(self, total: Value, bias: Value | None, dtype: DType) -> Value:

@@ -270,6 +270,21 @@ def requires_grad(tensor: torch.Tensor) -> bool:
     return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
 
 
+def mark_views(func: OpOverload, taken: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+    """Notes on views that were made while gradients are off that they require one, as what they show does.
+
+    Autograd notes it on the results of single operations. Functions that are made of such reach a trace whole.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not made or not has_kernel(func._name, "CompositeImplicitAutograd") or has_kernel(func._name, "ADInplaceOrView"):
+        return
+    shown = {t.untyped_storage()._cdata for t in taken if requires_grad(t)}
+    for tensor in made if shown else ():
+        is_given = any(tensor is t for t in taken)
+        if not is_given and tensor.is_floating_point() and tensor.untyped_storage()._cdata in shown:
+            torch.Tensor.requires_grad_(tensor)
+
+
 def _saving_hooks() -> Any:
     """What tensors that autograd saves are given to; None where nothing is."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)

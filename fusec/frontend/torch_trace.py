@@ -40,6 +40,7 @@ from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widene
 from fusec.frontend.torch_ops import FLOAT8, MOVES, MULTIPLIES, VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
+from fusec.frontend.torch_recording import mark_views
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_row_sets import RowSets
 from fusec.frontend.torch_scripts import scripts_as_written
@@ -168,8 +169,12 @@ class Trace(InPlaceCalls):  # type: ignore[no-untyped-call]
         args = map_tensors(self._as_fake, args)
         kwargs = {key: map_tensors(self._as_fake, value) for key, value in kwargs.items()}
         if self.row_sets is not None:
-            return self.row_sets.call(func, name, args, kwargs, lambda: self._call(func, name, args, kwargs))
-        return self._call(func, name, args, kwargs)
+            result = self.row_sets.call(func, name, args, kwargs, lambda: self._call(func, name, args, kwargs))
+        else:
+            result = self._call(func, name, args, kwargs)
+        if self._depth == 1 and not torch.is_grad_enabled():
+            mark_views(func, tensors_in((args, list(kwargs.values()))), tensors_in(result))
+        return result
 
     def _call(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
         """A call on fake tensors."""

@@ -280,15 +280,23 @@ class Dispatcher(Planner):
         return instead
 
     def _refused(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call like others that can't be captured. Where none was compiled, those to come are not looked into."""
-        if self._refusals.is_usual() and not any(plan.is_compiled for plan in self.plans):
+        """A call like others that can't be captured. Where none was compiled, or those that were come first, those to
+        come are not looked into."""
+        compiled = any(plan.is_compiled for plan in self.plans)
+        if self._refusals.is_usual() and (not compiled or reason == COUNTING):
             entry = self._written.make(args, kwargs, self._runner(reason), MISS)
             if entry is not None:
                 self._promote(Plan(entry, reason=reason))
+                if compiled:
+                    self._recent = (*self._recent[1:], self._recent[0])
+                    self._take_recent()
         return self._as_written(reason, args, kwargs)
 
     def _promote(self, plan: Plan) -> None:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
+        self._take_recent()
+
+    def _take_recent(self) -> None:
         first, *others = (p.entry for p in self._recent)
         self.entry, self._others = first, tuple(others)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     CastAttributes,
@@ -158,7 +160,12 @@ def cast_of_cast(r: Rewriter) -> Outcome:
     if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype) or _rounds(r, inner):
         return None
     source = inner.operands[0]
-    return source if wanted == source.type.dtype else r.emit("cast", source, attributes=r.op.attributes)
+    if wanted == source.type.dtype:
+        return source
+    attributes = r.op.expect(CastAttributes)
+    return r.emit(
+        "cast", source, attributes=replace(attributes, implied=attributes.implied and source.type.dtype.is_float)
+    )
 
 
 def _rounds(r: Rewriter, cast: Op) -> bool:

@@ -7,7 +7,7 @@ over the rows (with zeros behind the last row where the parts are not equal). ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.attributes import ConstantAttributes, PadAttributes, ReduceAttributes
@@ -105,14 +105,15 @@ def _ends_rows(op: Op) -> bool:
     return op.operands[0].type.rank - 1 in op.expect(ReduceAttributes).axes
 
 
-def made_of(value: Value, producers: Producers) -> frozenset[Value]:
-    """The values of as many elements as ``value`` that it is made of by maps and views, and that neither makes."""
+def made_of(value: Value, producers: Producers, there: Callable[[Value], bool]) -> frozenset[Value]:
+    """The values of as many elements as ``value`` that it is made of by maps and views: those that no map makes, or
+    that are ``there`` already, in memory."""
     found: set[Value] = set()
     seen, stack = {value}, [value]
     while stack:
         one = stack.pop()
         op = producers.get(one)
-        if op is None or op.definition.kind not in ("elementwise", "view"):
+        if op is None or op.definition.kind not in ("elementwise", "view") or there(one):
             found.add(one)
             continue
         more = [v for v in op.operands if v not in seen and v.type.count == value.type.count]

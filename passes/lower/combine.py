@@ -51,43 +51,45 @@ class Parts:
         return (part, *(i.var for i in self.others), row)
 
 
+ONE_ROW = Iter(symbol("ri", 0, 0), 1)
+
+
 def combine(
-    parts: Parts, row: Symbol, value: Iter, *, guarded: bool
-) -> tuple[list[Statement], Iter, ScalarExpr, tuple[Load, Load]]:
-    """Code that combines the parts of row ``row``; the iterator of the one row, the result at it and ``value``, and the
-    row's maximum and sum.
+    parts: Parts, row: Index, value: Iter, *, guarded: bool, rows: Iter = ONE_ROW
+) -> tuple[list[Statement], ScalarExpr, tuple[Load, Load]]:
+    """Code that combines the parts of some rows, of which each is row ``row``; the result at it and ``value``, and its
+    maximum and sum.
 
     guarded: see :func:`fusec.tile.attention.mean_of`.
     """
     padded = pow2(parts.count)
-    one = Iter(symbol("ri", 0, 0), 1)
     part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
-    at, index = (one.var,), parts.at(part.var, row)
+    at, index = (rows.var,), parts.at(part.var, row)
     d = parts.dtype
-    top, shift, row_sum = (_tile(parts, n, 1) for n in ("top", "shift", "row_sum"))
-    weights, out = _tile(parts, "weights", 1, padded), _tile(parts, "out", 1, value.extent)
-    weight = Load(weights, (one.var, part.var))
+    top, shift, row_sum = (_tile(parts, n, rows.extent) for n in ("top", "shift", "row_sum"))
+    weights, out = _tile(parts, "weights", rows.extent, padded), _tile(parts, "out", rows.extent, value.extent)
+    weight = Load(weights, (rows.var, part.var))
     power = exp_of(Load(parts.row_max, index), Load(shift, at), parts.factor)
     code: list[Statement] = [
         Alloc(top),
-        Reduce((one, part), top, at, "max", Load(parts.row_max, index)),
+        Reduce((rows, part), top, at, "max", Load(parts.row_max, index)),
         Alloc(shift),
-        Map((one,), shift, at, finite_or_zero(Load(top, at))),
+        Map((rows,), shift, at, finite_or_zero(Load(top, at))),
         Alloc(weights),
-        Map((one, part), weights, (one.var, part.var), power),
+        Map((rows, part), weights, (rows.var, part.var), power),
         Alloc(row_sum),
-        Reduce((one, part), row_sum, at, "sum", Apply("mul", (weight, Load(parts.row_sum, index)), d)),
+        Reduce((rows, part), row_sum, at, "sum", Apply("mul", (weight, Load(parts.row_sum, index)), d)),
         Alloc(out),
         Reduce(
-            (one, part, value),
+            (rows, part, value),
             out,
-            (one.var, value.var),
+            (rows.var, value.var),
             "sum",
             Apply("mul", (weight, Load(parts.out, (*index, value.var))), d),
         ),
     ]
-    mean = mean_of(Load(out, (one.var, value.var)), Load(row_sum, at), guarded=guarded)
-    return code, one, mean, (Load(top, at), Load(row_sum, at))
+    mean = mean_of(Load(out, (rows.var, value.var)), Load(row_sum, at), guarded=guarded)
+    return code, mean, (Load(top, at), Load(row_sum, at))
 
 
 def times(a: ScalarExpr, factor: float) -> ScalarExpr:

@@ -12,15 +12,18 @@ from collections.abc import Set
 from fusec.ir.index import Symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import bool_, f32
-from fusec.tile.scalar import Apply, Const, ScalarExpr, loads, rewrite, symbols_in
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, rewrite, symbols_in
 
 _LEAST, _MOST, _SHIFT = 2.0**-100, 2.0**100, 2.0**60
 """Numbers within the first two have reciprocals in full. Divisors below the first, and what they divide, are first
 multiplied by the third."""
 
 
-def by_reciprocals(value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol]) -> ScalarExpr:
+def by_reciprocals(
+    value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol], large: Set[Buffer] = frozenset()
+) -> ScalarExpr:
     """``a / b ⇒ a * (1 / b)`` for a number ``b`` and for one of a row or of a column alone, whose symbols are given.
+    What lies in a buffer that is ``large`` is 1 at least.
 
     What decides a jump (a comparison, an integer) is divided as it is written.
     """
@@ -32,6 +35,8 @@ def by_reciprocals(value: ScalarExpr, rows: Set[Symbol], columns: Set[Symbol]) -
             case Apply("div", (a, Const(int() | float() as b, _)), dtype) if dtype is f32 and _LEAST < abs(b) < _MOST:
                 return Apply("mul", (rewrite(a, change), Const(1.0 / b, f32)), f32)
             case Apply("div", (a, b), dtype) if dtype is f32 and _is_of_points(a) and _is_of_lines(b):
+                if isinstance(b, Load) and b.buffer in large:
+                    return _product(rewrite(a, change), Apply("div", (Const(1.0, f32), b), f32))
                 factor = _factor(b)
                 inverse = Apply("div", (Const(1.0, f32), _product(b, factor)), f32)
                 return _product(_product(rewrite(a, change), factor), inverse)

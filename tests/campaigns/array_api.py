@@ -57,15 +57,16 @@ def worse(numpys: dict[str, str], jitted: dict[str, str]) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="*", default=["array_api_tests"], help="files of the suite")
     parser.add_argument("--suite", type=Path, required=True)
     parser.add_argument("--max-examples", type=int, default=5)
     parser.add_argument("--only", default="", help="pytest's -k")
     given = parser.parse_args()
     options = ["--max-examples", str(given.max_examples), *(["-k", given.only] if given.only else [])]
-    numpys = outcomes(given.suite, "numpy", options)
+    numpys = outcomes(given.suite, "numpy", options, tests=given.tests)
     with tempfile.TemporaryDirectory() as folder:
         calls = Path(folder) / "calls"
-        jitted = outcomes(given.suite, "tests.campaigns.jitted_numpy", options, calls)
+        jitted = outcomes(given.suite, "tests.campaigns.jitted_numpy", options, calls, given.tests)
         counted = calls.read_text().strip() if calls.exists() else "not counted"
     found = worse(numpys, jitted)
     if found:  # the elements are drawn at random: NumPy may fail as well

@@ -8,19 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import fusec
 
 BATCH = 50
 SECONDS = 180
-"""What one program may take."""
+"""What one program may take of a processor's time."""
+WAITING = 1800
+"""What it may take in all: a busy machine takes several times the processor's time."""
 ENOUGH = 10_000
 """Programs that show each difference that is known."""
 
@@ -52,24 +56,42 @@ def command(campaign: Campaign, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m tests.campaigns.{campaign.name}")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no program after so long")
+    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
     given = parser.parse_args(arguments)
-    return in_batches(campaign, given.seed, given.count, given.seconds)
+    return in_batches(campaign, given.seed, given.count, given.seconds, given.workers)
 
 
-def in_batches(campaign: Campaign, first: int, count: int, seconds: float = float("inf")) -> int:
+def in_batches(campaign: Campaign, first: int, count: int, seconds: float = float("inf"), workers: int = 1) -> int:
     """Tries ``count`` seeds and prints what is found; 1 if some of that is not known, or what is known was not seen."""
     started = time.monotonic()
-    last, findings = first + count, 0
+    size = max(1, min(BATCH, -(-count // (4 * workers)) if workers > 1 else BATCH))
+    waiting = deque(range(k, min(k + size, first + count)) for k in range(first, first + count, size))
+    running: dict[int, _Batch] = {}
+    findings, left = 0, count
     shown: set[str] = set()
-    seed = first
-    while seed < last and time.monotonic() - started <= seconds:
-        seed, found, known = _batch(campaign, seed, min(last, seed + BATCH))
-        findings += found
-        shown |= known
-        spent = time.monotonic() - started
-        print(f"{seed - first} of {count} programs, {findings} findings, {spent:.0f} s", flush=True)
-    if seed - first >= ENOUGH:
+    while True:
+        while waiting and len(running) < workers and time.monotonic() - started <= seconds:
+            batch = _begin(campaign, waiting.popleft(), started + seconds)
+            running[batch.pipe] = batch
+        if not running:
+            break
+        for pipe in select.select(list(running), [], [])[0]:
+            batch = running[pipe]
+            if batch.reads():
+                continue
+            del running[pipe]
+            rest = batch.ended(campaign)
+            findings += batch.findings
+            shown |= batch.known
+            left -= len(batch.seeds) - len(rest)
+            if rest:
+                waiting.appendleft(rest)
+            spent = time.monotonic() - started
+            print(f"{count - left} of {count} programs, {findings} findings, {spent:.0f} s", flush=True)
+    if left and left < count:
+        print("not tried: " + ", ".join(f"{seeds[0]} to {seeds[-1]}" for seeds in sorted(waiting, key=min)), flush=True)
+    if count - left >= ENOUGH:
         for name, reason in campaign.known:
             if name not in shown:
                 findings += 1
@@ -77,35 +99,56 @@ def in_batches(campaign: Campaign, first: int, count: int, seconds: float = floa
     return int(findings > 0)
 
 
-def _batch(campaign: Campaign, first: int, last: int) -> tuple[int, int, set[str]]:
-    """The seed to go on with, how many findings there were, and which known differences."""
+@dataclass
+class _Batch:
+    """Seeds that a child tries. reached: the one that it began last. It tells by lines through its pipe."""
+
+    seeds: range
+    child: int
+    pipe: int
+    reached: int
+    text: bytes = b""
+    findings: int = 0
+    known: set[str] = field(default_factory=set)
+
+    def reads(self) -> bool:
+        """Takes what the child has written; whether it may write more."""
+        found = os.read(self.pipe, 1 << 16)
+        *lines, self.text = (self.text + found).split(b"\n")
+        for line in lines:
+            self.reached, finding = json.loads(line)
+            if finding and finding[2]:
+                self.known.add(finding[2])
+            elif finding:
+                self.findings += 1
+                print(f"\n# seed {self.reached}: {finding[0]}\n{finding[1]}", flush=True)
+        return bool(found)
+
+    def ended(self, campaign: Campaign) -> range:
+        """The seeds that are left when the child has ended, by itself or not."""
+        os.close(self.pipe)
+        _, status = os.waitpid(self.child, 0)
+        if status:
+            reached = max(self.reached, self.seeds[0])
+            ended = f"\n# seed {reached}: the process ended with status {status}"
+            if _crashes_as_written(campaign, self.seeds[0], reached):
+                ended += ", and so it does where all runs as written"
+            else:
+                self.findings += 1
+            print(f"{ended}\n{campaign.source(reached)}", flush=True)
+            self.reached = reached
+        return range(self.reached + 1, self.seeds[-1] + 1)
+
+
+def _begin(campaign: Campaign, seeds: range, end: float) -> _Batch:
     receive, send = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os.close(receive)
-        _try_all(campaign, first, last, send)
+        _try_all(campaign, seeds, send, end)
     os.close(send)
-    reached, found = first, 0
-    known: set[str] = set()
-    with os.fdopen(receive) as lines:
-        for line in lines:
-            reached, finding = json.loads(line)
-            if finding and finding[2]:
-                known.add(finding[2])
-            elif finding:
-                found += 1
-                print(f"\n# seed {reached}: {finding[0]}\n{finding[1]}", flush=True)
-    _, status = os.waitpid(child, 0)
-    if not status:
-        return last, found, known
-    ended = f"\n# seed {reached}: the process ended with status {status}"
-    if _crashes_as_written(campaign, first, reached):
-        print(f"{ended}, and so it does where all runs as written\n{campaign.source(reached)}", flush=True)
-    else:
-        found += 1
-        print(f"{ended}\n{campaign.source(reached)}", flush=True)
-    return reached + 1, found, known
+    return _Batch(seeds, child, receive, seeds[0] - 1)
 
 
 def _crashes_as_written(campaign: Campaign, first: int, last: int) -> bool:
@@ -119,25 +162,29 @@ def _crashes_as_written(campaign: Campaign, first: int, last: int) -> bool:
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             torch.compile = _unchanged
-        _try_all(campaign, first, last + 1, os.open(os.devnull, os.O_WRONLY))
+        _try_all(campaign, range(first, last + 1), os.open(os.devnull, os.O_WRONLY))
     _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGALRM
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (signal.SIGALRM, signal.SIGPROF)
 
 
 def _unchanged(function: Any, **_: Any) -> Any:
     return function
 
 
-def _try_all(campaign: Campaign, first: int, last: int, pipe: int) -> None:
-    """Does not return: a child must not go on with what its parent does."""
+def _try_all(campaign: Campaign, seeds: range, pipe: int, end: float = float("inf")) -> None:
+    """Does not return: a child must not go on with what its parent does. end: when no program begins any more."""
     status = 1
     try:
         with os.fdopen(pipe, "w") as lines:
-            for seed in range(first, last):
+            for seed in seeds:
+                if time.monotonic() > end:
+                    break
                 print(json.dumps((seed, None)), file=lines, flush=True)
-                signal.alarm(SECONDS)
+                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+                signal.alarm(WAITING)
                 finding = campaign.trial(seed)
                 signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 if finding is not None:
                     print(json.dumps((seed, astuple(finding))), file=lines, flush=True)
         status = 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
+import time
 from importlib import import_module
 
 import pytest
@@ -93,3 +96,31 @@ def test_a_program_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatc
             pass
 
     assert in_batches(Campaign("endless", str, endless), 0, 1) == 1
+
+
+def test_a_program_that_waits_for_ever_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "WAITING", 1)
+
+    def stuck(seed: int) -> Finding | None:
+        threading.Event().wait()
+        return None
+
+    assert in_batches(Campaign("stuck", str, stuck), 0, 1) == 1
+
+
+def test_several_at_a_time_find_the_same(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusec, "jit", lambda function: function())
+    assert in_batches(campaign(), 0, 10, workers=3) == 1
+    told = capfd.readouterr().out
+    assert "10 of 10 programs, 3 findings" in told
+    assert "# seed 7: other numbers\nf(7)\n" in told
+    assert "not tried" not in told
+
+
+def test_what_was_not_tried_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def slow(seed: int) -> Finding | None:
+        time.sleep(0.3)
+        return None
+
+    assert in_batches(Campaign("slow", str, slow), 10, 90, seconds=0.5, workers=2) == 0
+    assert re.search(r"not tried: 1\d to 13, 1\d to 17, 18 to 21, .*, 98 to 99\n", capfd.readouterr().out)

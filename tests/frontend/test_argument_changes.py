@@ -88,6 +88,33 @@ def test_a_cache_that_counts_is_compiled_for_none_of_its_numbers() -> None:
     assert len(fast.dispatcher.plans) < 5
 
 
+def test_calls_that_count_are_not_looked_into_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what is compiled, which is as quick as before."""
+    fast = fusec.jit(counted, warn=False)
+    for _ in range(3):
+        ours = Cache()
+        for _ in range(12):
+            fast(torch.randn(2, 4), ours)
+    looked, read = 0, fast.dispatcher.read
+
+    def counting_read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal looked
+        looked += 1
+        return read(args, kwargs)
+
+    monkeypatch.setattr(fast.dispatcher, "read", counting_read)
+    compiled = sum(plan.is_compiled for plan in fast.dispatcher.plans)
+    written = sum(fast.dispatcher.eager_calls.values())
+    for _ in range(3):
+        ours, theirs = Cache(), Cache()
+        for _ in range(12):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(fast(x, ours), counted(x, theirs))
+    assert looked <= 2
+    assert sum(fast.dispatcher.eager_calls.values()) - written <= 3 * 12
+    assert sum(plan.is_compiled for plan in fast.dispatcher.plans) == compiled
+
+
 def appends(x: torch.Tensor, held: list[Any]) -> torch.Tensor:
     held.append(x * 2)
     held[0] = x

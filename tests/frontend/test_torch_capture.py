@@ -513,6 +513,17 @@ def test_a_rounding_is_the_users_or_implied():
     assert [c.implied for c in casts if c.dtype.name == "bf16"] == [True, False]
 
 
+def test_only_what_is_kept_in_f32_has_an_implied_rounding():
+    """Dynamo makes f64 of a Python number that varies, and f32 of that with a library's function."""
+
+    def f(x, y):
+        return (x * torch.ops.prims.convert_element_type(y, torch.float32)).sum(-1)
+
+    x = torch.randn(4, 6)
+    captured = capture(f, (x, torch.tensor(2.5, dtype=torch.float64)), {}).graph.ops
+    assert [op.attributes.implied for op in captured if op.name == "cast"] == [False]
+
+
 @pytest.mark.gpu
 def test_operands_on_two_devices_name_the_line() -> None:
     def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

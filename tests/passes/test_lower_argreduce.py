@@ -9,6 +9,7 @@ from programs import check
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.lower_argreduce import lower_argreduce
+from fusec.passes.pipeline import lower
 
 TARGETS = ("cpu", "cuda:sm_90")
 
@@ -63,3 +64,47 @@ def test_symbolic_extents() -> None:
     assert "i32(70)" in str(opened)
     x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
     np.testing.assert_array_equal(interpret(opened, [x])[0], x.argmax(1))
+
+
+LONG = 3 * 2**15
+"""Elements of a row that blocks share out."""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_parts_of_a_row(name: str, dtype: str) -> None:
+    """The first of equals is in an earlier part than others, the first NaN behind infinities and other NaN."""
+    text = f"graph @g(%x: {dtype}[5, {LONG}]) {{\n  %y = {name}(%x) {{axis=1}} : i64[5]\n  return %y\n}}"
+    graph = parse(text)
+    x = np.random.default_rng(0).integers(-9, 9, (5, LONG)).astype(graph.inputs[0].type.dtype.numpy)
+    extreme = 10 if name == "argmax" else -10
+    x[0, [7, 90000]] = x[1, [30000, 30001, 80000]] = extreme
+    if dtype != "i32":
+        x[2, [50, 70000]] = np.inf if name == "argmax" else -np.inf
+        x[3, [20000, 60000]] = np.nan
+        x[3, [3, 50000]] = np.inf if name == "argmax" else -np.inf
+        x[4] = np.nan
+    run = check(graph, [x], target="cuda:sm_90")
+    assert run.kernels == ["row", "row"]
+    found = run.outputs[0][:2].tolist()
+    assert found == [7, 30000]
+    assert dtype == "i32" or run.outputs[0][2:].tolist() == [50, 20000, 0]
+
+
+def test_parts_of_what_a_matmul_makes_are_all_that_reads_it() -> None:
+    """Nothing but the product is stored for them."""
+    text = f"""graph @g(%x: bf16[4, 16], %w: bf16[{LONG}, 16]) {{
+      %z = dot(%x, %w) {{contract=[1]x[1]}} : bf16[4, {LONG}]
+      %y = argmax(%z) {{axis=1}} : i64[4]
+      return %y
+    }}"""
+    product, *searches = lower(parse(text), "cuda:sm_90").program.kernels
+    assert [k.kind for k in (product, *searches)] == ["gemm", "row", "row"]
+    assert product.outputs == 1
+
+
+@pytest.mark.parametrize("rows", [(7, 50257), (600, LONG), (2, 32771)], ids=str)
+def test_rows_that_are_shared_out(rows: tuple[int, int]) -> None:
+    text = f"graph @g(%x: f32{list(rows)}) {{\n  %y = argmax(%x) {{axis=1}} : i64[{rows[0]}]\n  return %y\n}}"
+    parts = [op for op in lower_argreduce(parse(text), sms=132).ops if op.name == "reduce_max"]
+    assert len(parts) == (2 if rows[0] == 7 else 1)

@@ -46,6 +46,13 @@ def test_short_ones_stay() -> None:
     assert masks(text().replace("300", "30")) == ["eq"]
 
 
+def test_short_ones_too_where_blocks_find_their_keys() -> None:
+    graph = parse(text().replace("300", "40"))
+    assert [op.name for op in masks_apart(graph, blocked=True).ops if op.name == "eq"] == ["eq", "eq"]
+    small = parse(text().replace("300", "30"))
+    assert [op.name for op in masks_apart(small, blocked=True).ops if op.name == "eq"] == ["eq"]
+
+
 def test_a_part_of_a_symbolic_extent_is_left_alone() -> None:
     b = Builder("g")
     x = b.input(TensorType(f32, (symbol("n", 2, 64), 4)), "x")

@@ -36,6 +36,12 @@ def test_groups_of_channels_are_reduced_behind() -> None:
     assert reductions(reduce_in_memory_order(grouped)) == [((4, 12, 12, 32), (1, 2)), ((4, 8, 4), (2,))]
 
 
+def test_reduced_axes_in_the_other_order_in_memory() -> None:
+    """As a bias gradient of what lies positions first: [batch, positions, columns]."""
+    positions_first = image([16, 24, 64], [64, 16 * 64, 1], [0, 1])
+    assert reductions(reduce_in_memory_order(positions_first)) == [((24, 16, 64), (0, 1))]
+
+
 def test_statistics_of_a_batch() -> None:
     assert reductions(reduce_in_memory_order(image([4, 32, 12, 12], LAST, [0, 2, 3]))) == [((4, 12, 12, 32), (0, 1, 2))]
 

@@ -120,3 +120,50 @@ def test_a_cpu_s_kernels_are_not_changed() -> None:
     assert not any(
         len(shape) == 3 for shape, _ in reductions(parse(lower(parse(backward(2048, 512)), "cpu").stages["split"]))
     )
+
+
+def of_blocks(blocks: int, n: int, c: int) -> str:
+    """The gradients of RMS norms before square layers, added to the residual gradient that goes on."""
+    inputs = [f"%d: bf16[{n}, {c}]"]
+    lines, kept, residual = [], [], "d"
+    for k in range(blocks):
+        inputs += [f"%x{k}: bf16[{n}, {c}]", f"%m{k}: bf16[{c}, {c}]"]
+        lines += [
+            f"%dot{k} = dot(%{residual}, %m{k}) {{contract=[1]x[0]}} : bf16[{n}, {c}]",
+            f"%g{k} = cast(%dot{k}) : f32[{n}, {c}]",
+            f"%h{k} = cast(%x{k}) : f32[{n}, {c}]",
+            f"%f{k} = mul(%g{k}, %h{k}) : f32[{n}, {c}]",
+            f"%dw{k} = reduce_sum(%f{k}) {{axes=[0]}} : f32[{c}]",
+            f"%s{k} = reduce_sum(%f{k}) {{axes=[1]}} : f32[{n}]",
+            f"%t{k} = reshape(%s{k}) : f32[{n}, 1]",
+            f"%e{k} = mul(%h{k}, %t{k}) : f32[{n}, {c}]",
+            f"%o{k} = sub(%g{k}, %e{k}) : f32[{n}, {c}]",
+            f"%w{k} = cast(%{residual}) : f32[{n}, {c}]",
+            f"%a{k} = add(%w{k}, %o{k}) : f32[{n}, {c}]",
+            f"%r{k} = cast(%a{k}) : bf16[{n}, {c}]",
+            f"%u{k} = cast(%r{k}) : f32[{n}, {c}]",
+            f"%db{k} = reduce_sum(%u{k}) {{axes=[0]}} : f32[{c}]",
+        ]
+        residual = f"r{k}"
+        kept += [f"%dw{k}", f"%db{k}"]
+    body = "\n  ".join(lines)
+    return f"graph @g({', '.join(inputs)}) {{\n  {body}\n  return %{residual}, {', '.join(kept)}\n}}"
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 16])
+def test_each_norm_of_a_chain_adds_up_its_own_columns(blocks: int) -> None:
+    """What a norm's kernel reads ends at the gradient that was stored for the layer before: it does not grow."""
+    graph = share_rows(parse(of_blocks(blocks, 8192, 768)), SMS)
+    assert parts(graph) == [(512, 16, 768)] * 2 * blocks
+    lowered = lower(parse(of_blocks(blocks, 8192, 768)), "cuda:sm_90")
+    assert sorted(group_kinds(lowered)) == sorted(["gemm", "row", "row"] * blocks)
+
+
+def test_the_same_sums_of_a_chain() -> None:
+    graph = parse(of_blocks(3, 1024, 520))
+    shared = share_rows(graph, SMS)
+    assert len(parts(shared)) == 6
+    given = random_inputs(graph)
+    given = [(x * 0.04).astype(x.dtype) if x.shape == (520, 520) else x for x in given]
+    for mine, wanted in zip(interpret(shared, given), interpret(graph, given), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-2)

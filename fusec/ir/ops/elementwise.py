@@ -24,7 +24,23 @@ from fusec.ir.definition import (
     widened,
 )
 from fusec.ir.ops.shapes import broadcast_shapes
-from fusec.ir.types import ANY, BITS, BOOL, FLOAT, INEXACT, INTEGER, NUMBER, ORDERED, REAL, DTypeKind, TensorType, bool_
+from fusec.ir.types import (
+    ANY,
+    BITS,
+    BOOL,
+    FLOAT,
+    INEXACT,
+    INTEGER,
+    NUMBER,
+    ORDERED,
+    REAL,
+    DTypeKind,
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+)
 
 Kinds = tuple[DTypeKind, ...]
 
@@ -95,6 +111,8 @@ def _cast_rule(types: Types, attributes: CastAttributes) -> Types:
     (t,) = types
     if t.dtype.kind == "complex" and attributes.dtype.kind not in ("complex", "bool"):
         raise TypeRuleError(f"{t} can't be cast to {attributes.dtype}: it would lose the imaginary part")
+    if attributes.implied and not (t.dtype in (f32, f16, bf16) and attributes.dtype in (f16, bf16)):
+        raise TypeRuleError(f"a cast of {t} to {attributes.dtype} can't be implied: kernels keep digits of f32 alone")
     return (t.with_dtype(attributes.dtype),)
 
 

@@ -10,7 +10,7 @@ first to the last that may count for one of its queries. A key ``k`` with ``g(k)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ from fusec.tile.scalar import Apply, ScalarExpr, reads_memory, symbols_in
 Extreme = Literal["min", "max"]
 
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-_MIRRORED = {"eq": "eq", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+MIRRORED = {"eq": "eq", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _BOUNDS: dict[str, tuple[tuple[str, Extreme], ...]] = {
     "eq": (("ge", "min"), ("le", "max")),
     "lt": (("lt", "max"),),
@@ -45,12 +45,16 @@ class KeyTest:
     query: ScalarExpr | None = None
 
 
-def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol) -> list[KeyTest]:
-    """What data say of keys; none where a masked score may count after all, or no condition takes sides apart."""
+def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol, head: Symbol | None = None) -> list[KeyTest]:
+    """What data say of keys; none where a masked score may count after all, or no condition takes sides apart.
+
+    ``head``: where a block has queries of several, that of a query is a part of its position.
+    """
+    of_query = {query} if head is None else {query, head}
     if not all(c.exact for c in conditions):
         return []
     atoms = [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]
-    return [test for e, wanted in atoms for test in _tests(e, wanted, query, key)]
+    return [test for e, wanted in atoms for test in _tests(e, wanted, of_query, key)]
 
 
 def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
@@ -68,18 +72,24 @@ def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
             yield e, wanted
 
 
-def _tests(e: ScalarExpr, wanted: bool, query: Symbol, key: Symbol) -> list[KeyTest]:
+def _tests(e: ScalarExpr, wanted: bool, query: Set[Symbol], key: Symbol) -> list[KeyTest]:
     if not reads_memory(e):
         return []  # index arithmetic has told already
     found = symbols_in(e)
-    if key in found and query not in found:
-        return [KeyTest(e if wanted else Apply("logical_not", (e,), bool_))]
+    if key in found and found.isdisjoint(query):
+        return [KeyTest(e if wanted else _negated(e))]
     if not isinstance(e, Apply) or len(e.args) != 2 or any(not a.dtype.is_integer for a in e.args):
         return []
     name = e.op if wanted else _NEGATED.get(e.op, "")
     a, b = e.args
     if key not in symbols_in(a):
-        a, b, name = b, a, _MIRRORED.get(name, "")
-    if query in symbols_in(a) or key not in symbols_in(a) or key in symbols_in(b):
+        a, b, name = b, a, MIRRORED.get(name, "")
+    if not query.isdisjoint(symbols_in(a)) or key not in symbols_in(a) or key in symbols_in(b):
         return []
     return [KeyTest(a, compare, extreme, b) for compare, extreme in _BOUNDS.get(name, ())]
+
+
+def _negated(e: ScalarExpr) -> ScalarExpr:
+    if isinstance(e, Apply) and e.op in _NEGATED and all(a.dtype.is_integer for a in e.args):
+        return Apply(_NEGATED[e.op], e.args, bool_)
+    return Apply("logical_not", (e,), bool_)

@@ -19,7 +19,7 @@ from fusec.passes.families.attention.elements import AttentionParts, Elements, a
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
-from fusec.passes.lower.combine import Parts, combine
+from fusec.passes.lower.combine import ONE_ROW, Parts, combine
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, without_factor
@@ -243,9 +243,9 @@ class _Attention:
         return [*stores, *row_stores(self.context, self.match, self.e, self.shift, self.live_lanes, state)]
 
 
-def data_tests(e: Elements) -> list[KeyTest]:
+def data_tests(e: Elements, head: Symbol | None = None) -> list[KeyTest]:
     """What a mask made of data says of keys; see :func:`key_tests`."""
-    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol, head)
 
 
 def find_keys(
@@ -348,10 +348,10 @@ def finish_parts(
     """The kernel whose tasks leave parts, and the one that combines them, a row of the result at a time."""
     queries = match.value_dot.result.type.shape[e.query_axis]
     number = symbol("row", 0, last(queries))
-    code, one, mean, state = combine(parts, number, value, guarded=match.guarded)
+    code, mean, state = combine(parts, number, value, guarded=match.guarded)
     shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
-    stores = attention_stores(context, match, e.point, shift, (one, value), mean)
-    stores += row_stores(context, match, e, shift, one, state)
+    stores = attention_stores(context, match, e.point, shift, (ONE_ROW, value), mean)
+    stores += row_stores(context, match, e, shift, ONE_ROW, state)
     combined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
     return context.finish_in_two("attention", (grid,), parts.buffers, "row", (combined,), details, warps=0)
 

@@ -14,9 +14,9 @@ from functools import cached_property
 from math import ceil, inf, log2, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, last, most, pow2, substitute
-from fusec.ir.types import bool_, f16, f32, i64
+from fusec.ir.types import bool_, f16, f32, i32, i64
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
@@ -59,6 +59,7 @@ from fusec.tile.scalar import (
     loads,
     reads_memory,
     reindex,
+    symbols_in,
     walk,
     with_loads_replaced,
 )
@@ -69,6 +70,9 @@ _SEEN = 128
 
 LARGE = 2.0**27
 """The size of a maximum, in units of log2, from which on its product is too far from that of its score."""
+
+_COMBINED = 1 << 11
+"""Elements of parts that one block of the reduction kernel puts together."""
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -111,7 +115,10 @@ def attention_size(context: LoweringContext, usual: Callable[[Index], int] = mos
     count = usual(rows.count) if rows.heads == 1 else most(rows.count)
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    bounded = any(t.query is not None for t in shared_tests(e, rows, 1))
+    tests = shared_tests(e, rows)
+    bounded = any(t.query is not None for t in tests)
+    apart = {s for i in other_axes(e, rows, shape) for s in symbols_of(i.var)}
+    uneven = any(not apart.isdisjoint(symbols_in(x)) for t in tests for x in (t.key, t.query) if x is not None)
     queries, columns = rows.queries, contraction(match.value_dot).extents.k
     number = symbol("block", 0, last(ceildiv(queries, _SEEN)))
     span = key_range(e.score, e.point[e.query_axis], e.key_symbol, (queries, _SEEN), (columns, _SEEN), number)
@@ -130,6 +137,7 @@ def attention_size(context: LoweringContext, usual: Callable[[Index], int] = mos
         work.instructions,
         work.specials,
         *_reads(e),
+        uneven,
     )
 
 
@@ -140,11 +148,9 @@ def _reads(e: Elements) -> tuple[int, int]:
     return points, len(found) - points
 
 
-def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
-    """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
-    if rows.heads > 1 or split > 1:
-        return []
-    return data_tests(e)
+def shared_tests(e: Elements, rows: Rows) -> list[KeyTest]:
+    """What data say of the keys that a block visits, of one head or of several."""
+    return data_tests(e, e.point[rows.axis] if rows.heads > 1 else None)
 
 
 class _Attention:
@@ -255,12 +261,19 @@ class _Attention:
         return replace(lowered, kernel=replace(lowered.kernel, final=final))
 
     def _combine(self, parts: Parts) -> Grid:
-        """The reduction kernel: a row of the result from its parts."""
-        number = symbol("row", 0, last(self.rows.count))
-        code, one, mean, state = combine(parts, number, self.value, guarded=self.match.guarded)
-        shift = {**self.shift, **index_of_row(self.e, self.rows, number)}
-        stores = [*self._stores(shift, one, mean), *self._row_stores(shift, one, state)]
-        return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *stores))
+        """The reduction kernel: some rows of the result from their parts."""
+        count = self.rows.count
+        most_rows = max(1, _COMBINED // (pow2(parts.count) * self.value.extent))
+        each = min(pow2(max(count, 1)), 1 << (most_rows.bit_length() - 1)) if isinstance(count, int) else 1
+        blocks = ceildiv(count, each)
+        number, ri = symbol("row", 0, last(blocks)), symbol("ri", 0, each - 1)
+        row = number if each == 1 else add(mul(number, each), ri)
+        whole = isinstance(count, int) and count % each == 0
+        rows = Iter(ri, each, None if whole else sub(count, mul(number, each)))
+        code, mean, state = combine(parts, row, self.value, guarded=self.match.guarded, rows=rows)
+        shift = {**self.shift, **index_of_row(self.e, self.rows, row)}
+        stores = [*self._stores(shift, rows, mean), *self._row_stores(shift, rows, state)]
+        return Grid((*self.others, Iter.over(number, blocks)), (*code, *stores))
 
     @cached_property
     def span(self) -> KeyRange:
@@ -324,7 +337,7 @@ class _Attention:
         masks and biases, whose size nothing bounds, the maximum is subtracted first."""
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule
-        if s.split > 1:
+        if s.split > 1 and not self.tests:
             share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
@@ -348,15 +361,20 @@ class _Attention:
     def _find_keys(self) -> FoundKeys | None:
         """The keys that a mask made of data leaves; None where there is no such mask."""
         e, s = self.e, self.schedule
-        tests = shared_tests(e, self.rows, s.split)
-        if not tests or not self.bounded:
+        tests = self.tests
+        if not tests:
             return None
         span = self.span
         past = minimum(mul(ceildiv(span.stop, s.keys), s.keys), self.keys)
         within = substitute(span.start, self.last_first), substitute(past, self.last_first)
         known = (), within, SCANNED_BY_BLOCKS
         unique = self.context.unique
-        return KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, unique, *known).find()
+        found = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, unique, *known).find()
+        return found if s.split == 1 else found.part_of(IndexValue(self.part, i32), s.split, s.keys, unique)
+
+    @cached_property
+    def tests(self) -> list[KeyTest]:
+        return shared_tests(self.e, self.rows) if self.bounded else []
 
     def _key_range(self, score: ScalarExpr) -> KeyRange:
         e, s = self.e, self.schedule
@@ -461,7 +479,7 @@ class _Attention:
         shifted = reindex(element, shift)
         if shifted.dtype.kind == "float8":
             shifted = Apply("cast", (shifted,), f16)
-        if isinstance(shifted, Load) and not stage:
+        if isinstance(shifted, Load) and not shifted.gathers and not stage:
             return shifted, []
         return block_in_tile(self.context, name, shifted, rows, columns)
 

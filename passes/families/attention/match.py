@@ -22,6 +22,7 @@ from fusec.passes.families.attention.elements import AttentionParts, Elements, f
 from fusec.passes.groups.grow import Log, grow_consumers, grow_producers, is_cheap
 from fusec.passes.groups.partition import POINTWISE, Group, Partition
 from fusec.runtime.program import Declined
+from fusec.tile.scalar import symbols_in
 from fusec.tile.views import Subscripts, broadcast_index, fresh_index, settled, view_index
 
 RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
@@ -33,6 +34,10 @@ H100; two matmuls with a softmax between them take 93."""
 
 _FEW_QUERIES = 16
 """Where keys are so many times more than queries, a kernel that makes the queries costs more than it is worth."""
+
+_MOST_GATHERING = 1024
+"""Queries that read a key, up to which the kernel picks keys out of the arrays where they lie (pages of a cache). More
+are worth a kernel that puts the keys in order for the loops of tensor cores."""
 
 _WIDE_TABLE, _TABLE_SHARE = 1 << 16, 8
 """Elements of an array that a point of the scores may not be looked up in, where it has an eighth as many as what is
@@ -88,10 +93,27 @@ def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
         scores += [found.parts.sink] if found.parts.sink is not None else []
         grow_producers(partition, group, _near(partition) if blocked else is_cheap, scores)
         queries, keys = (found.parts.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
+        if blocked and _readers(found, elements) <= _MOST_GATHERING:
+            values = found.parts.value_dot.operands[1 - found.parts.weights_side]
+            grow_producers(partition, group, _picks_keys, [keys, values])
         if not blocked:
             grow_producers(partition, group, partial(is_own, partition), [queries])
         elif _FEW_QUERIES * queries.type.most <= keys.type.most:
             grow_producers(partition, group, lambda op: True, [queries])
+
+
+def _readers(match: AttentionMatch, elements: Elements) -> int:
+    """How many rows read a key."""
+    own = symbols_in(elements.key) | symbols_in(elements.value)
+    shape = match.parts.value_dot.result.type.shape
+    axes = zip(elements.point, shape, strict=True)
+    return prod(most(n) for a, (s, n) in enumerate(axes) if s not in own and a != elements.value_axis)
+
+
+def _picks_keys(op: Op) -> bool:
+    """Whether an op picks rows of an array (pages of a cache), or makes the numbers of those that are picked."""
+    dtype = op.result.type.dtype
+    return op.name == "gather" or (op.definition.kind == "elementwise" and not dtype.is_float and is_cheap(op))
 
 
 def _near(partition: Partition) -> Callable[[Op], bool]:

@@ -16,6 +16,7 @@ from fusec.passes.families.row.columns import lower_rows_and_columns
 from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
 from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
 from fusec.passes.families.row.match import match_rows
+from fusec.passes.families.row.online import is_one_or_more
 from fusec.passes.families.row.schedule.columns import column_candidates, walk_seconds
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
@@ -62,7 +63,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
         return [replace(s, seconds=t) for s, t in zip(found, seconds, strict=True)]
 
     held: list[GpuRowSchedule] = []
-    if machine.writes_cuda(context) and not across:
+    if machine.writes_cuda(context) and not across and not (machine.triton and _is_light(context)):
         held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
     return in_both(context, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
 
@@ -97,7 +98,16 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
     largest = max(context.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
     again = any(v.type.most > rows for v in _late_outputs(context))
-    return row_candidates(rows, length, target, bits=bits, across=across, steps=_steps(context), again=again)
+    steps, light = _steps(context), again and not across and _is_light(context)
+    return row_candidates(rows, length, target, bits=bits, across=across, steps=steps, again=again, light=light)
+
+
+def _is_light(context: LoweringContext) -> bool:
+    """Whether a kernel's dear functions are exponentials below a row's maximum, and its elements of 16 bits: a loss and
+    its gradient."""
+    sums = [op for op in _anchors(context) if is_one_or_more(op, context.producers)]
+    most = max(v.type.most for o in _anchors(context) for v in o.operands)
+    return bool(sums) and all(v.type.dtype.bits == 16 for v in context.body.outputs if v.type.most >= most)
 
 
 def _late_outputs(context: LoweringContext) -> list[Value]:

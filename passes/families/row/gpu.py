@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
+from fusec.passes.families.row.picks import Picks
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, position_at
-from fusec.passes.lower.quotients import by_reciprocals
-from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Buffer, Load
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, position_at, prefer_index
+from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
+from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 
 def lower_row(context: LoweringContext, schedule: GpuRowSchedule) -> LoweredGroup:
@@ -35,16 +33,14 @@ class WholeRows(Rows):
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
 
-    def store(self, value: Value) -> Store:
-        """As of all rows; what is rounded to a half type is not divided by a row's number, but multiplied."""
-        made = super().store(value)
-        if value.type.dtype.bits != 16 or made.domain != self.tile:
-            return made
-        return replace(made, value=by_reciprocals(made.value, {self.row.var}, {self.column.var}))
-
     def reduce_rows(self) -> None:
         """All reductions of the rows, in order."""
+        picks = Picks(self)
+        self.code += picks.before
         for op in self.anchors:
+            if op in picks.ops:
+                self._settle_at(op, picks.value(op))
+                continue
             self._hold(op.operands[0])
             self._reduce(op)
 
@@ -65,12 +61,22 @@ class WholeRows(Rows):
         element = self.element(value)
         self.code += [Alloc(tile), Map(self.tile, tile, self.tile_index, element)]
         at = position_at(self.group.position.get(value, self.group.identity), self.group, self.point)
-        self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.tile_index)))
+        self.context.inliner.add_leaf(value, prefer_index(at, Load(tile, self.tile_index)))
+
+    def _settle_at(self, op: Op, value: ScalarExpr) -> None:
+        target = self._of_rows(op)
+        self.code.append(Map((self.row,), target, (self.row.var,), value))
+        self.settle(op, target)
 
     def _reduce(self, op: Op) -> None:
-        dtype = op.result.type.dtype.accumulator
-        target = Buffer(self.context.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
-        self.code.append(Alloc(target))
+        target = self._of_rows(op)
         element = self.element(op.operands[0])
         self.code.append(Reduce(self.tile, target, (self.row.var,), op.definition.reduction.name, element))
         self.settle(op, target)
+
+    def _of_rows(self, op: Op) -> Buffer:
+        """Scratch for a reduction, with an element for each row."""
+        dtype = op.result.type.dtype.accumulator
+        target = Buffer(self.context.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
+        self.code.append(Alloc(target))
+        return target

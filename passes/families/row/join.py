@@ -33,7 +33,7 @@ def join_column_sums(partition: Partition, group: Group, sums: Mapping[Op, Colum
             continue
         if joined and (s.parts, s.height) != (joined[0].parts, joined[0].height):
             continue
-        leaves = made_of(s.added, partition.producers)
+        leaves = _leaves(partition, group, s.added)
         if leaves.isdisjoint(read) or not _held(group, len(joined) + 1, leaves | read):
             continue
         if _join(partition, group, s, position):
@@ -43,7 +43,16 @@ def join_column_sums(partition: Partition, group: Group, sums: Mapping[Op, Colum
 
 def _read_by(partition: Partition, group: Group) -> frozenset[Value]:
     """The large values that a group's reductions are made of."""
-    return frozenset[Value]().union(*(made_of(op.operands[0], partition.producers) for op in group.anchors))
+    return frozenset[Value]().union(*(_leaves(partition, group, op.operands[0]) for op in group.anchors))
+
+
+def _leaves(partition: Partition, group: Group, value: Value) -> frozenset[Value]:
+    """The large values that one is made of by the group's kernel: what another kernel makes is read."""
+
+    def there(v: Value) -> bool:
+        return partition.owner.get(partition.producers[v], group) is not group
+
+    return made_of(value, partition.producers, there)
 
 
 def _held(group: Group, sums: int, leaves: frozenset[Value]) -> bool:

@@ -54,6 +54,19 @@ def online_sum(anchor: Op, producers: Producers, needs: Needs) -> Online | None:
     return _exponentials(anchor, anchor.operands[0], (), producers, needs) or _squares(anchor, producers, needs)
 
 
+def is_one_or_more(anchor: Op, producers: Producers) -> bool:
+    """Whether a reduction is ``sum(exp(x - max(x)))``, which is 1 at least, or NaN."""
+
+    def needs(value: Value) -> frozenset[Op]:
+        while (op := producers.get(value)) is not None and op.definition.kind == "view":
+            value = op.operands[0]
+        return frozenset() if op is None or op.definition.kind != "reduce" else frozenset((op,))
+
+    found = _exponentials(anchor, anchor.operands[0], (), producers, needs) if anchor.name == "reduce_sum" else None
+    same = found is not None and not found.factors
+    return same and found is not None and found.parent.attributes == anchor.attributes
+
+
 def _exponentials(
     anchor: Op, value: Value, factors: tuple[tuple[str, Value], ...], producers: Producers, needs: Needs
 ) -> Online | None:

@@ -15,13 +15,13 @@ from fusec.ir.indexing import last, most, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i64
 from fusec.passes.families.row.online import Online, online_sum
+from fusec.passes.families.row.picks import Picks
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, prefer_index
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, symbols_in
-from fusec.tile.views import broadcast_index, pure
 
 MOST_HELD = 4
 """Numbers of each row that are held in registers over a loop: a batch norm has three, and a convolution's bias."""
@@ -34,10 +34,12 @@ def lower_wide_row(context: LoweringContext, schedule: GpuRowSchedule) -> Lowere
 
 @dataclass(frozen=True)
 class _Pass:
-    """Reductions made in one pass over a row. ``online`` are those that need one of ``plain`` for their own sum."""
+    """Reductions made in one pass over a row. ``online`` are those that need one of ``plain`` for their own sum;
+    ``picks``: those of one element, which need no pass, and are made after it."""
 
     plain: tuple[Op, ...]
     online: tuple[Online, ...]
+    picks: tuple[Op, ...]
 
 
 @dataclass
@@ -58,6 +60,7 @@ class _WideRows(Rows):
         self.shift[self.j] = add(self.start, self.column.var)
         limit = None if self.length % chunk == 0 else sub(self.length, self.start)
         self.column = Iter(self.column.var, chunk, limit)
+        self.picks = Picks(self)
         self.made_by = {op.result: op for op in self.anchors}
         self.settled: set[Op] = set()
         self.running: dict[Op, tuple[Buffer, Buffer, Buffer]] = {}
@@ -66,8 +69,11 @@ class _WideRows(Rows):
     def lower(self) -> LoweredGroup:
         passes = self._passes()
         waiting = list(self.context.body.outputs)
-        code = self._once_a_row()
+        code = [*self.picks.before, *self._once_a_row()]
         for step in passes:
+            if not step.plain:
+                code += self._pick(step.picks)
+                continue
             code += self._one_pass(step, waiting)
         rest: list[Statement] = [self.store(v) for v in waiting if self.is_whole(v)]
         if rest:
@@ -75,6 +81,10 @@ class _WideRows(Rows):
         code += [self.store(v) for v in waiting if not self.is_whole(v)]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
+
+    @property
+    def along(self) -> frozenset[Symbol]:
+        return frozenset({self.column.var, self.start})
 
     def _loop(self, body: list[Statement], unroll: int = 1) -> Loop:
         """Over a row, in steps of ``unroll`` chunks, whose statements stand one chunk after another."""
@@ -100,7 +110,7 @@ class _WideRows(Rows):
         spread = {v for op in maps if op.result.type.shape == shape for v in op.operands if v.type.shape != shape}
         code: list[Statement] = []
         for value in (op.result for op in maps):
-            at = self._index_of(value) if value in spread and value.type.rank else ()
+            at = self.index_of(value) if value in spread and value.type.rank else ()
             if not at or value.type.dtype is not f32 or self.needs(value):
                 continue
             element = self.element(value, at)
@@ -117,16 +127,20 @@ class _WideRows(Rows):
         level: dict[Op, int] = {}
         online: dict[Op, Online] = {}
         for op in self.anchors:
-            level[op] = 1 + max((level[n] for n in self.needs(op.operands[0])), default=-1)
+            level[op] = max((level[n] for n in self.needs(op.operands[0])), default=-1)
+            if op in self.picks.ops:
+                continue
+            level[op] += 1
             found = online_sum(op, self.context.producers, self.needs)
             if found is not None and self._is_settled(found, level):
                 level[op], online[op] = level[found.parent], found
         return [
             _Pass(
-                tuple(op for op in self.anchors if level[op] == k and op not in online),
+                tuple(op for op in self.anchors if level[op] == k and op not in online and op not in self.picks.ops),
                 tuple(online[op] for op in self.anchors if level[op] == k and op in online),
+                tuple(op for op in self.anchors if level[op] == k and op in self.picks.ops),
             )
-            for k in range(max(level.values()) + 1)
+            for k in range(-1, max(level.values()) + 1)
         ]
 
     def _is_settled(self, found: Online, level: dict[Op, int]) -> bool:
@@ -141,11 +155,7 @@ class _WideRows(Rows):
         trial = self.context.fresh().inliner
         for op in self.anchors:
             trial.add_leaf(op.result, lambda index: Const(0.0, f32))
-        return self.j in symbols_in(trial.at(value, self._index_of(value)))
-
-    def _index_of(self, value: Value) -> tuple[Index, ...]:
-        """Where an operand of a map over the domain is read at the block's point."""
-        return pure(broadcast_index(self.point, value.type.shape))
+        return self.j in symbols_in(trial.at(value, self.index_of(value)))
 
     def needs(self, value: Value) -> frozenset[Op]:
         """The reductions whose results the value is made of."""
@@ -178,6 +188,7 @@ class _WideRows(Rows):
             else:
                 self._squares(found, parts)
         self.settled |= {*step.plain, *(o.anchor for o in step.online)}
+        parts.after += self._pick(step.picks)
         for v in ready:
             waiting.remove(v)
         body = [*parts.body, *parts.last, *stores]
@@ -185,6 +196,15 @@ class _WideRows(Rows):
         if unroll > 1:  # no chunk needs what is made of the one before
             body = self._held(body, parts.before)
         return [*parts.before, self._loop(body, unroll), *parts.after]
+
+    def _pick(self, picks: tuple[Op, ...]) -> list[Statement]:
+        """Reads what sums of one element are."""
+        code: list[Statement] = []
+        for op in picks:
+            code += self._set(target := self._of_rows(op.result), self.picks.value(op))
+            self.settle(op, target)
+            self.settled.add(op)
+        return code
 
     def _held(self, body: list[Statement], before: list[Statement]) -> list[Statement]:
         """The statements of a loop with what they read and compute of a row's arguments read from registers, where
@@ -238,12 +258,12 @@ class _WideRows(Rows):
         total, chunk = self._of_rows(found.anchor.result), self._of_rows(found.anchor.result)
         element = _exp(_apply("sub", self.element(found.value), self._at(reference)))
         for name, value in reversed(found.factors):
-            element = _apply(name, element, self.element(value, self._index_of(value)))
+            element = _apply(name, element, self.element(value, self.index_of(value)))
         parts.before += self._set(total, Const(0.0, total.dtype))
         parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", element)]
         older = _apply("mul", self._at(total), self._at(factor))
         parts.body.append(self._map(total, _apply("add", older, self._at(chunk))))
-        moved = _exp(_apply("sub", self._at(last), self.element(found.base, self._index_of(found.base))))
+        moved = _exp(_apply("sub", self._at(last), self.element(found.base, self.index_of(found.base))))
         parts.after.append(self._map(total, _apply("mul", self._at(total), moved)))
         self.settle(found.anchor, total)
 
@@ -289,7 +309,7 @@ class _WideRows(Rows):
         parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", square)]
         added = _apply("add", self._at(chunk), self._at(shift))
         parts.body.append(self._map(total, _apply("add", self._at(total), added)))
-        base = _apply("sub", self.element(found.base, self._index_of(found.base)), self._at(reference))
+        base = _apply("sub", self.element(found.base, self.index_of(found.base)), self._at(reference))
         moved = _moved(self._at(rest), base, _number(self.length, dtype))
         parts.after.append(self._map(total, _apply("add", self._at(total), moved)))
         self.settle(found.anchor, total)

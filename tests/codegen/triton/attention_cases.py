@@ -147,6 +147,34 @@ def lengths(q: Any, k: Any, v: Any, count: Any) -> Any:
     return finish(torch.where(j < count[:, None, None, None] * 40 + 1, s, -math.inf), v)
 
 
+def pages(window: int = 0, last: int = 1) -> Function:
+    """Keys of sequences of so many positions (41 times a number, and one), in pages that a table of each names.
+
+    Queries are the last of the positions: the first of ``last`` sees one key less than the next.
+    """
+
+    def attention(q: Any, k: Any, v: Any, table: Any, count: Any) -> Any:
+        (b, h, n, d), (_, groups, size, _) = q.shape, k.shape
+        j = torch.arange(table.shape[1] * size, device=q.device)
+        k, v = (t[table[:, j // size], :, j % size] for t in (k, v))
+        seen = (count * 41 + last)[:, None, None] - torch.arange(last - 1, -1, -1, device=q.device)[:, None]
+        kept = (j < seen) & (j >= seen - window) if window else j < seen
+        s = torch.einsum("bgrqd,bngd->bgrqn", q.reshape(b, groups, h // groups, n, d), k) / math.sqrt(d)
+        s = s.masked_fill(~kept[:, None, None], -math.inf)
+        return torch.einsum("bgrqn,bngd->bgrqd", torch.softmax(s, -1), v).reshape(q.shape)
+
+    return attention
+
+
+def whole_pages(q: Any, k: Any, v: Any, table: Any, count: Any) -> Any:
+    """Pages with the heads behind the positions, taken whole, and numbered from the last."""
+    b, d, groups = q.shape[0], q.shape[-1], k.shape[2]
+    k, v = (t[table - len(t)].reshape(b, -1, groups, d).transpose(1, 2) for t in (k, v))
+    kept = torch.arange(k.shape[2], device=q.device) < count[:, None] * 41
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, attn_mask=kept[:, None, None], enable_gqa=True)
+
+
 def additive(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return finish(scores(q, k) + mask, v)
 
@@ -221,6 +249,11 @@ def same(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, shape
 
 
+def _of_pages(sequences: int, pages: int, dtype: Any = torch.int64) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    """A table of pages and the sequences' lengths."""
+    return ((sequences, pages), dtype), ((sequences,), dtype)
+
+
 _ONE_QUERY = ((2, 8, 1, 64), (2, 2, 1000, 64))
 ATTENTION: dict[str, Case] = {
     "full_odd": Case(full, (1, 2, 77, 80), (1, 2, 130, 80)),
@@ -279,5 +312,12 @@ ATTENTION: dict[str, Case] = {
         repeated(masked(lambda i, j: (j <= i + 997) & (j > i + 600))), (1, 8, 3, 64), (1, 2, 1000, 64)
     ),
     "some_queries": Case(full, (1, 1, 70, 64), (1, 1, 1000, 64)),
+    "pages": Case(pages(), (3, 8, 1, 64), (5, 2, 16, 64), _of_pages(3, 12)),
+    "pages_window": Case(pages(window=9), (3, 8, 1, 64), (5, 2, 7, 64), _of_pages(3, 27)),
+    "pages_long": Case(pages(), (2, 4, 1, 32), (5, 4, 128, 32), _of_pages(2, 9)),
+    "pages_few_queries": Case(pages(last=3), (2, 4, 3, 32), (5, 2, 16, 32), _of_pages(2, 70)),
+    "pages_many_queries": Case(pages(last=70), (1, 2, 70, 32), (5, 2, 16, 32), _of_pages(1, 20)),
+    "pages_f32": Case(pages(), (2, 4, 1, 32), (5, 2, 16, 32), _of_pages(2, 60), dtype=torch.float32),
+    "whole_pages": Case(whole_pages, (3, 8, 1, 64), (5, 16, 2, 64), _of_pages(3, 12, torch.int32)),
 }
-"""``one_query`` to ``some_queries`` share the keys out over blocks."""
+"""``one_query`` to ``some_queries`` share the keys out over blocks; so do ``pages_long`` and ``pages_few_queries``."""

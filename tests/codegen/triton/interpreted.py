@@ -23,6 +23,7 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from triton.runtime.interpreter import TensorHandle
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
 from float8_cases import CASES as FLOAT8

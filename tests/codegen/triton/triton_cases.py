@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from column_cases import CASES as COLUMNS
 from grouped_cases import GROUPED
+from losses import loss
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
@@ -407,6 +408,7 @@ CASES: dict[str, str] = {
 }
 
 CASES |= COLUMNS
+CASES |= {f"loss_{kind}_{c}": loss(kind, 3, c) for kind in ("bf16", "f32") for c in (700, 20000)}
 CASES |= GROUPED
 
 _LAUNCH = Launch(4, 2)

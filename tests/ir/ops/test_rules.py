@@ -133,6 +133,8 @@ _QKV = (t(f32, 5, 8), t(f32, 6, 8), t(f32, 6, 8))
         ),
         ("select", (t(bool_), t(f32), t(f64)), NO_ATTRIBUTES, "different dtypes"),
         ("cast", (t(c64),), CastAttributes(f32), "it would lose the imaginary part"),
+        ("cast", (t(f64),), CastAttributes(f32, True), r"a cast of f64\[\] to f32 can't be implied"),
+        ("cast", (t(i32),), CastAttributes(bf16, True), "can't be implied"),
         ("constant", (), ConstantAttributes(1.5, i32), "1.5 is not a value of i32"),
         ("constant", (), ConstantAttributes(True, f32), "True is not a value of f32"),
         ("constant", (), ConstantAttributes(-1, u8), "-1 is out of the range of u8, 0 to 255"),

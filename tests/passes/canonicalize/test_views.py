@@ -109,6 +109,15 @@ def test_a_cast_of_a_half_value_to_its_own_dtype_is_a_rounding(made: str) -> Non
     )
 
 
+def test_an_integer_needs_no_implied_rounding() -> None:
+    """What is kept with the digits of f32 is a float."""
+    becomes(
+        composed,
+        _graph("i8[2]", "%a = cast(%x) : f32[2]\n%y = cast(%a) {implied=true} : bf16[2]", "%y"),
+        _graph("i8[2]", "%y = cast(%x) : bf16[2]", "%y"),
+    )
+
+
 NEARLY = [
     "permute(%x) {permutation=[1, 0]} : f32[2, 2]",
     "reshape(%x) : f32[4, 1]",

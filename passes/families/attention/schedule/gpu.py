@@ -75,13 +75,15 @@ _MAX_PLAIN = 64 * 32 * 64
 """Multiply-adds of a step in plain f32 arithmetic: all are written out, and take as long to compile."""
 
 _FEW_ROWS = 64
-_FEW_QUERIES_BLOCKS = ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64, 4, 3))
+_FEW_QUERIES_BLOCKS = ((16, 64, 4, 3), (16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64, 4, 3))
 """Where keys and values are read by few queries, whose dots hide behind the loads. On an H200, 32 heads that share
 8 of 128: 3.5 TB/s of keys and values for one query and 65536 keys, 4.36 for 16 times 16384; all within 4 %."""
 
 _KEYS_TO_SPLIT, _KEYS_TO_SPLIT_MANY_QUERIES, _LEAST_PART, _MOST_PARTS = 768, 4096, 128, 64
 """Keys that are worth a second kernel, for one block of queries and for more; keys of the smallest part, and how many
 parts one block combines."""
+_LEAST_UNEVEN_PART, _UNEVEN_BLOCKS_AN_SM = 1024, 24
+"""The same where sequences have lengths of their own: a block that is given the longest late is waited for."""
 _BLOCKS_AN_SM = (1, 2, 4)
 """How many parts there are, best guess first."""
 
@@ -156,11 +158,19 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
 
 
 def _splits(size: AttentionSize, queries: int, keys: int, target: GpuTarget) -> list[int]:
-    """Parts of the keys: one where there are blocks enough, else as many as fill every SM once, twice, four times."""
+    """Parts of the keys: one where there are blocks enough, else as many as fill every SM once, twice, four times.
+    Where sequences differ in length there are more."""
     blocks, steps = size.heads * ceil(size.rows / queries), ceil(size.keys / keys)
     least = _KEYS_TO_SPLIT if size.rows <= queries else _KEYS_TO_SPLIT_MANY_QUERIES
-    if 2 * blocks > target.sms or size.keys < least or blocks == 0:
+    if size.keys < least or blocks == 0:
         return [1]
-    most = min(_MOST_PARTS, steps, size.keys // _LEAST_PART)
-    parts = [min(most, max(1, w * target.sms // blocks)) for w in _BLOCKS_AN_SM]
-    return list(dict.fromkeys(ceil(steps / ceil(steps / p)) for p in parts))
+    if 2 * blocks > target.sms:
+        found = [1]
+    else:
+        most = min(_MOST_PARTS, steps, size.keys // _LEAST_PART)
+        parts = [min(most, max(1, w * target.sms // blocks)) for w in _BLOCKS_AN_SM]
+        found = [ceil(steps / ceil(steps / p)) for p in parts]
+    if size.uneven and size.rows <= queries:
+        most = min(_MOST_PARTS, size.keys // _LEAST_UNEVEN_PART)
+        found.insert(0, max(found[0], min(most, ceil(_UNEVEN_BLOCKS_AN_SM * target.sms / blocks))))
+    return list(dict.fromkeys(found))

@@ -47,7 +47,8 @@ class AttentionSize:
     may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``, of ``bits`` bits; with
     queries and keys of 8, values have 16. hidden: the share of the points whose blocks a mask of indices empties.
     instructions, specials: of a lane, for what changes a score. point_reads, key_reads: elements that are read from
-    memory for a point: of arrays that have one for each point (a mask, a bias), and for each key.
+    memory for a point: of arrays that have one for each point (a mask, a bias), and for each key. uneven: data say
+    how many keys each of the heads' blocks visits (lengths of sequences in a cache).
     """
 
     heads: int
@@ -64,6 +65,7 @@ class AttentionSize:
     specials: float = 0.0
     point_reads: int = 0
     key_reads: int = 0
+    uneven: bool = False
 
     def reading(self, point: float, key: float) -> AttentionSize:
         """With a kernel's instructions for what it reads of arrays beside the scores, an element of each kind."""

@@ -39,7 +39,7 @@ def test_one_query_of_each_head_that_shares_keys_is_a_row_and_keys_are_shared_ou
     program = lowered(sdpa(8, 2, 1, 1000))
     first, last = program.kernels
     assert (first.kind, last.kind) == ("attention", "row")
-    assert [p.shape for p in first.parameters[-3:]] == [(4, 2, 2, 1, 4), (4, 2, 2, 1, 4), (4, 2, 2, 1, 4, 64)]
+    assert [p.shape for p in first.parameters[-3:]] == [(6, 2, 2, 1, 4), (6, 2, 2, 1, 4), (6, 2, 2, 1, 4, 64)]
     assert first.final is not None
     assert [program.slots[s].kind for s in program.steps[0].arguments[-3:]] == ["workspace"] * 3
 

@@ -375,3 +375,40 @@ def test_a_product_finishes_the_queries_that_it_makes(last: str) -> None:
     assert group_kinds(run.lowered) == ["gemm", "attention"]
     product = run.lowered.stages["fuse"].split("attention")[0]
     assert "add(" in product
+
+
+def pages(queries: int = 1, returns: str = "%o", made: str = "%pool") -> str:
+    """Attention to keys that a table of pages names."""
+    scores, out = f"f32[2, 3, {queries}, 20]", f"f32[2, 3, {queries}, 8]"
+    return f"""graph @pages(%q: f32[2, 3, {queries}, 8], %pool: f32[9, 5, 3, 8], %table: i64[2, 4]) {{
+      %low = maximum(%table, i64(1)) : i64[2, 4]
+      %at = minimum(%low, i64(8)) : i64[2, 4]
+      %w = mul(%pool, f32(2.0)) : f32[9, 5, 3, 8]
+      %picked = gather({made}, %at) {{axis=0}} : f32[2, 4, 5, 3, 8]
+      %row = reshape(%picked) : f32[2, 20, 3, 8]
+      %k = permute(%row) {{permutation=[0, 2, 1, 3]}} : f32[2, 3, 20, 8]
+      %s = dot(%q, %k) {{contract=[3]x[3], batch=[0, 1]x[0, 1]}} : {scores}
+      %p = softmax(%s) {{axis=3}} : {scores}
+      %o = dot(%p, %k) {{contract=[3]x[2], batch=[0, 1]x[0, 1]}} : {out}
+      %total = reduce_sum(%row) {{axes=[1]}} : f32[2, 3, 8]
+      return {returns}
+    }}"""
+
+
+def on_a_gpu(text: str) -> Run:
+    arrays = random_inputs(parse(text))
+    return check(text, arrays, target="cuda:sm_90", slack=4, atol=2e-6)
+
+
+def test_pages_are_picked_by_the_kernel_that_reads_them() -> None:
+    """With the numbers of what is picked; not where the array has to be made."""
+    assert on_a_gpu(pages()).kernels == ["attention"]
+    assert on_a_gpu(pages(made="%w")).kernels == ["map", "attention"]
+
+
+def test_pages_that_others_read_too_are_picked_once() -> None:
+    assert on_a_gpu(pages(returns="%o, %total")).kernels[0] == "map"
+
+
+def test_pages_that_many_queries_read_are_picked_once() -> None:
+    assert on_a_gpu(pages(queries=1100)).kernels == ["map", "attention"]
