@@ -12,13 +12,12 @@ Values after the run are what is guarded. Tensors are not: the frontends lift th
 
 from __future__ import annotations
 
-import dis
 import gc
 import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextvars import ContextVar, Token
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -30,9 +29,10 @@ from fusec.frontend.cells import content_of, imported
 from fusec.frontend.finalizers import is_finalized, made_of, refuse_finalized
 from fusec.frontend.garbage import collect_while, made_lately
 from fusec.frontend.guard_code import GuardCode
-from fusec.frontend.guards import GuardWriter, Names
+from fusec.frontend.guards import GuardWriter
 from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import Kinds, StandIn
+from fusec.frontend.loads import Loads, loads_of, names_read
 from fusec.frontend.output import (
     FINALIZE,
     IN_C,
@@ -47,21 +47,12 @@ from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.results import leads_to
-from fusec.frontend.side_effects import LOCKS, MemoFilledError, Snapshots, StateChangedError, is_stand_in_type
+from fusec.frontend.side_effects import LOCKS, Snapshots
 from fusec.frontend.source import code_location, is_user_file, user_location
+from fusec.frontend.stand_in_types import is_stand_in_type
+from fusec.frontend.state_errors import MemoFilledError, StateChangedError
 
-_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
-_GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-_BY_NAME = {"getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattr__", "__getattribute__", "getattr_static"}
-_BY_TEXT = {"getattr", "hasattr"}
-_OF_CLASSES = {"super", "type", "__class__", "mro", "__mro__"}
-_ALL_NAMES = {"vars", "dir"}
-_TEXTS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
-_MISSING_ATTRIBUTE = {"AttributeError", "Exception", "BaseException"}
 _KINDS = {"int", "__name__", "__qualname__"}
-_OF_IDENTITY = {"id", "is_", "is_not", "index", "remove", "count", "__contains__"}
-_ASKS_IDENTITY = ("IS_OP", "CONTAINS_OP")
-_CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 Hook = Callable[[FrameType, str, object], None]
 Asked = Mapping[object, tuple[str, Callable[[], object] | None]]
@@ -296,13 +287,13 @@ class Recorder:
         ``followed`` has the ids of functions whose results a cache keeps, and which calls make anew.
         """
         self._before.forget_stand_ins()
-        loads = {key: _loads_of(code) for key, (code, _) in self._frames.items()}
+        loads = {key: loads_of(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
         if isinstance(root_function, FunctionType):
             code = root_function.__code__
             self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
-            loads.setdefault((id(code), id(root_function.__globals__)), _loads_of(code))
-        names = _names_read(loads.values(), {key[0] for key in self._frames})
+            loads.setdefault((id(code), id(root_function.__globals__)), loads_of(code))
+        names = names_read(loads.values(), {key[0] for key in self._frames})
         writer = GuardWriter(names, is_tensor, is_input, graded)
         for path, read, value in (*self._pins, *((path, read, read()) for path, read in self._asked.items())):
             writer.pin(path, read, value)
@@ -378,7 +369,7 @@ class Recorder:
         for position, value in enumerate(self._args):
             writer.visit_object(value, f"argument {position}")
 
-    def _visit_cells(self, writer: GuardWriter, loads: Mapping[tuple[int, int], _Loads]) -> None:
+    def _visit_cells(self, writer: GuardWriter, loads: Mapping[tuple[int, int], Loads]) -> None:
         """Cells of functions that ran but that no name led to, such as those kept by a decorator's wrapper."""
         inner = {id(c) for code, _ in self._frames.values() for c in code.co_consts if isinstance(c, CodeType)}
         for key, (code, _) in self._frames.items():
@@ -455,71 +446,6 @@ def _refuse_tests_of_kind(code: CodeType) -> None:
 def _is_generated(namespace: Mapping[str, object]) -> bool:
     """Whether code without a file was made by a library: a dataclass's ``__init__``, a named tuple's ``__new__``."""
     return "__file__" in namespace or str(namespace.get("__name__", "")).startswith("namedtuple_")
-
-
-class _Loads:
-    """Names of globals, cells and attributes that a code object reads.
-
-    texts: its texts that may be names of attributes. by_name: it reads some that are named by texts. handles: it goes
-    on without an attribute that is missing. by_class: it may look into a class, past an instance. identity: it may ask
-    which arrays are one object.
-    """
-
-    __slots__ = ("attributes", "by_class", "by_name", "cells", "globals", "handles", "identity", "texts")
-
-    def __init__(self, code: CodeType) -> None:
-        self.globals: set[str] = set()
-        self.cells: set[str] = set()
-        self.attributes: set[str] = set()
-        self.texts: set[str] = set()
-        self.handles = not _MISSING_ATTRIBUTE.isdisjoint(code.co_names)
-        self.identity = not _OF_IDENTITY.isdisjoint(code.co_names)
-        makes_texts = False
-        before = ""
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in _GLOBAL_LOADS:
-                self.globals.add(instruction.argval)
-            elif instruction.opname in _ATTRIBUTE_LOADS:
-                self.attributes.add(instruction.argval)
-            elif instruction.opname in _CELL_LOADS and instruction.argval in code.co_freevars:
-                self.cells.add(instruction.argval)
-            elif instruction.opname in _TEXTS:
-                makes_texts = True
-            elif instruction.opname == "POP_TOP" and before == "PUSH_EXC_INFO":  # except: of any error
-                self.handles = True
-            elif instruction.opname in _ASKS_IDENTITY and before != "LOAD_CONST":
-                self.identity = True
-            before = instruction.opname
-        self.by_name = not _BY_NAME.isdisjoint(code.co_names)
-        asked = sum(i.opname in _GLOBAL_LOADS and i.argval in _BY_TEXT for i in dis.get_instructions(code))
-        spelled = sum(type(i.argval) is str for i in dis.get_instructions(code) if i.opname == "LOAD_CONST")
-        for constant in code.co_consts:
-            parts = constant if isinstance(constant, tuple | frozenset) else (constant,)
-            for text in (part for part in parts if isinstance(part, str)):
-                self.texts.update(name for name in text.split(".") if name.isidentifier())  # attrgetter("inner.scale")
-        self.by_class = not _OF_CLASSES.isdisjoint(code.co_names)
-        if "globals" in self.globals:
-            self.globals |= self.texts
-        if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts) or asked > spelled:
-            self.attributes.add("__dict__")
-
-
-@lru_cache(maxsize=4096)
-def _loads_of(code: CodeType) -> _Loads:
-    return _Loads(code)
-
-
-def _names_read(loads: Iterable[_Loads], executed: set[int]) -> Names:
-    """The names that all code together may read. A text may be where another function makes a name of it."""
-    listed = list(loads)
-    attributes: set[str] = set().union(*(entry.attributes for entry in listed))
-    texts: set[str] = set()
-    if any(entry.by_name for entry in listed):
-        texts.update(*(entry.texts for entry in listed))
-    handled = attributes if any(entry.handles for entry in listed) else set()  # by whoever called what reads
-    by_class = any(entry.by_class for entry in listed)
-    identity = any(entry.identity for entry in listed)
-    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts), by_class, identity)
 
 
 def unwrap(function: Callable[..., object]) -> object:

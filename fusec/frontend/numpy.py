@@ -18,8 +18,9 @@ from fusec.frontend.numpy_returns import Returns
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.readings import reading
-from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
+from fusec.frontend.side_effects import ArgumentContainers
 from fusec.frontend.source import code_location
+from fusec.frontend.state_errors import refuse_late_errors
 from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in
 from fusec.ir.graph import Graph
 from fusec.ir.liveness import live_ops

@@ -22,8 +22,8 @@ from typing import Any
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import run_user
 from fusec.frontend.kinds import true_value
-from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.source import code_location, is_machinery, is_own_file, is_user_file, user_location
+from fusec.frontend.state_errors import StateChangedError
 from fusec.location import Location
 
 _ON_PROCESS = frozenset(

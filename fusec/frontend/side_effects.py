@@ -25,7 +25,7 @@ import numpy as np
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.cells import assigned_cells, content_of, imported, refill
-from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
+from fusec.frontend.counters import IntegerAttribute, counters_in, is_counter
 from fusec.frontend.generators import HeldGenerator, held_generator
 from fusec.frontend.held import State, contents, is_torch_tensor, parts, put_back, same_parts
 from fusec.frontend.insides import MISSING
@@ -33,10 +33,10 @@ from fusec.frontend.kinds import true_value
 from fusec.frontend.memos import HeldMemo, MemoCall, is_memo
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.stand_in_types import adds_stand_ins
 from fusec.frontend.standing_for import STANDS
+from fusec.frontend.state_errors import StateChangedError
 from fusec.frontend.structures import CallSpec, Opens, flatten, opens_none
-from fusec.ir.builder import Builder
-from fusec.location import Location
 
 _MOST_PARTS = 256
 """Of a longer container the first parts are looked into; the container itself is held whole."""
@@ -77,41 +77,6 @@ _OPAQUE = frozenset(
 
 What a traced function sees in place of a library is ours.
 """
-
-
-_STAND_INS = ("fusec.frontend.", "torch._subclasses.fake_tensor")
-"""Modules of types that stand in for a library's arrays while a function is traced."""
-
-
-class StateChangedError(UnsupportedOpError):
-    """A traced run changed state that outlives it; it is as it was before. Another run may find it settled.
-
-    counters: the integers that changed, where nothing else did.
-    """
-
-    def __init__(self, what: str, location: Location | None = None, counters: Sequence[IntegerAttribute] = ()) -> None:
-        self.counters = tuple(counters)
-        super().__init__(
-            f"the function changes {what}, which outlives the call and which a compiled call would not change; "
-            "return the value instead",
-            location,
-        )
-
-
-class MemoFilledError(StateChangedError):
-    """A traced run was the first to make calls whose arrays ``functools.lru_cache`` keeps. Made for real beforehand
-    (``calls``, empty where they can't be), they give another run what later calls will find."""
-
-    def __init__(self, name: str, calls: Sequence[MemoCall], location: Location | None = None) -> None:
-        super().__init__(f"the arrays that the cache of {name} keeps", location)
-        self.calls = tuple(calls)
-
-
-def refuse_late_errors(made: Builder, location: Location | None) -> None:
-    """StateChangedError where a counter changes before a call that may raise: as written it would have changed."""
-    counting = COUNTING.get()
-    if counting is not None and counting.may_raise_late(made.finish([]).ops):
-        raise StateChangedError("an integer attribute before a library call that may raise", location)
 
 
 class ArgumentContainers:
@@ -393,7 +358,7 @@ class Snapshots:
         for held in self._held.values():
             if is_a(held.value, dict):
                 now = contents(held.value)
-                if now is not None and len(now.keys) > len(held.before.keys) and _adds_stand_ins(now, held.before):
+                if now is not None and len(now.keys) > len(held.before.keys) and adds_stand_ins(now, held.before):
                     put_back(held.value, held.before)
 
     def take_back(
@@ -499,23 +464,6 @@ class Snapshots:
 def _bases(value: Any) -> tuple[type, ...]:
     """Of a class, itself and its bases; nothing of another value."""
     return classes_of(value) if is_a(value, type) else ()
-
-
-def _adds_stand_ins(now: State, then: State) -> bool:
-    """Whether a dict has only got, for types of arrays that stand in for a library's while a function is traced, what
-    it had for the library's own: a compiled call would find that."""
-    before, after = ({id(key): part for key, part in state.items()} for state in (then, now))
-    if not issubclass(then.kind, dict) or any(after.get(key, MISSING) is not part for key, part in before.items()):
-        return False
-    known = [part for key, part in then.items() if is_a(key, type)]
-    added = [(key, part) for key, part in now.items() if id(key) not in before]
-    return all(is_stand_in_type(key) and any(part is own for own in known) for key, part in added)
-
-
-def is_stand_in_type(key: object) -> bool:
-    """Whether a value is a type of what stands for a library's arrays while a function is traced."""
-    module = table_of(key).get("__module__") if isinstance(key, type) else None
-    return type(module) is str and module.startswith(_STAND_INS)
 
 
 def _has_new(now: State, then: State, is_array: Callable[[object], bool]) -> bool:

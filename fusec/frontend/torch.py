@@ -25,8 +25,8 @@ from fusec.frontend.environment import Environment, Recorder, record_environment
 from fusec.frontend.garbage import left_alone
 from fusec.frontend.outcomes import followed_outcomes
 from fusec.frontend.raw import in_class
-from fusec.frontend.side_effects import MemoFilledError, StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.state_errors import MemoFilledError, StateChangedError, refuse_late_errors
 from fusec.frontend.structures import TENSOR, CallSpec, Given, Node, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.torch_guards import TorchGuards, ambient, hooked_everywhere, watched_everywhere

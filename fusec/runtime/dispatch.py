@@ -15,7 +15,7 @@ from fusec.errors import FusecError
 from fusec.frontend.capture import AsWritten, Capture, Library
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.results import HoldsArraysError
-from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.state_errors import StateChangedError
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays

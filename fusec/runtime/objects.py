@@ -13,7 +13,7 @@ from typing import Any
 from fusec.frontend import raw
 from fusec.frontend.plain import is_plain
 from fusec.frontend.results import HoldsArraysError
-from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.state_errors import StateChangedError
 from fusec.runtime.libraries import is_torch_module
 
 _MOST_PARTS = 1000

@@ -27,7 +27,7 @@ from fusec.errors import (
 from fusec.frontend.capture import Capture, Library, inputs_of, leaves_of_parameters, with_static
 from fusec.frontend.counters import IntegerAttribute
 from fusec.frontend.outcomes import following
-from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.state_errors import StateChangedError
 from fusec.frontend.structures import TENSOR, CallSpec, Static, flatten, nodes_in
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays, Layout

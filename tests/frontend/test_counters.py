@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fusec
-from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.state_errors import StateChangedError
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fusec
-from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.state_errors import StateChangedError
 
 torch = pytest.importorskip("torch")
 

@@ -826,7 +826,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "names_in_vars_are_not_guarded",
-        "fusec.frontend.environment",
+        "fusec.frontend.loads",
         "",
         '"attrgetter", "vars", "__dict__", ',
         '"attrgetter", ',
@@ -834,8 +834,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "names_in_globals_are_not_guarded",
-        "fusec.frontend.environment",
-        "_Loads.__init__",
+        "fusec.frontend.loads",
+        "Loads.__init__",
         'if "globals" in self.globals:',
         "if False:",
         ("tests/frontend/test_environment.py",),
