@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusec.torch_nodes import PERMUTES, RESHAPES, Making, aten, order_of, outputs_of, readers, value_of
 from fusec.torch_wide_rows import PICKS, PUTS, REDUCTIONS, SIZED, SIZED_LIKE, WIDE, Wide, rows_prefix, wide_products
 
-CHUNK_BYTES = 2**28
+CHUNK_BYTES = 2**30
 """Bytes of a wide product's values that a chunk has at most, where as many chunks can be made."""
 MOST_CHUNKS = 4
 """Chunks at most: the sums of 16-bit gradients over rows are rounded to 16 bits after each."""

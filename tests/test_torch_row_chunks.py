@@ -246,5 +246,5 @@ def test_the_predicted_time_decides(times: Any, chunked: bool, monkeypatch: pyte
 
 def test_chunks_divide_the_rows() -> None:
     start = fx.Graph().placeholder("x")
-    start.meta["val"] = torch.empty(3 * 2**10, 2**17, dtype=torch.bfloat16, device="meta")
-    assert torch_row_chunks.chunks_of(torch_wide_rows.Wide(start, 3 * 2**10)) == 3
+    start.meta["val"] = torch.empty(3 * 2**12, 2**17, dtype=torch.bfloat16, device="meta")
+    assert torch_row_chunks.chunks_of(torch_wide_rows.Wide(start, 3 * 2**12)) == 3

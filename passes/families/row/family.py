@@ -19,7 +19,13 @@ from fusec.passes.families.row.match import match_rows
 from fusec.passes.families.row.online import is_one_or_more
 from fusec.passes.families.row.schedule.columns import column_candidates, walk_seconds
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
-from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
+from fusec.passes.families.row.schedule.gpu import (
+    LIGHT_BLOCKS,
+    GpuRowSchedule,
+    cluster_candidates,
+    row_candidates,
+    row_seconds,
+)
 from fusec.passes.families.row.wide import lower_wide_row
 from fusec.passes.groups.columns import rows_and_columns
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -57,6 +63,8 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     again = any(v.type.most >= elements for v in _late_outputs(context))
     twice = float(sum(v.type.most_bytes for v in large)) if again else 0.0
     stream, rows = stream_of(context.body), elements // max(length, 1)
+    if _is_light(context) and twice / max(rows, 1) * LIGHT_BLOCKS * machine.target.sms <= machine.target.l2:
+        twice = 0.0
 
     def timed(found: Sequence[GpuRowSchedule], cuda: bool) -> list[GpuRowSchedule]:
         seconds = (row_seconds(rows, s, stream, machine.target, again=twice, cuda=cuda) for s in found)

@@ -52,6 +52,10 @@ CHUNK, CHUNK_AGAIN = 8192, 16384
 read again. Of bf16 rows of 128256, log-sum-exp: 2.88 TB/s, with 32768 elements 2.39; softmax, read twice: 2.82 and
 2.72."""
 
+LIGHT_BLOCKS, LIGHT_REGISTERS = 4, 64
+"""Blocks of such rows that share an SM, for so many registers a thread: where the second-level cache holds all their
+rows, what is read again comes from there."""
+
 LIGHT = 1 << 16
 """Elements below which a row whose exponentials are cheap is read again in the smaller chunks. Loss and gradient of
 bf16 rows on an H200, where a copy reaches 4.2: of 32000 elements 3.43 TB/s, in the larger chunks 3.21, in a block of 32
@@ -129,7 +133,7 @@ def row_candidates(
         return [_across(rows, length, bits, steps, target, again=again)]
     if columns > MOST_ELEMENTS or (light and columns == MOST_ELEMENTS):
         chunk = CHUNK_AGAIN if again and not (light and length < LIGHT) else CHUNK
-        return [GpuRowSchedule(1, chunk, Launch(chunk // 1024, 1, 64 if light else 0), whole=False)]
+        return [GpuRowSchedule(1, chunk, Launch(chunk // 1024, 1, LIGHT_REGISTERS if light else 0), whole=False)]
     together = max(1, min(pow2(max(rows, 1)), TOGETHER // columns))
     return [GpuRowSchedule(together, columns, _launch(together * columns, target))]
 
