@@ -10,7 +10,7 @@ row, and rows are read from and added to where they were found by permutations (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,20 +22,14 @@ from fusec.frontend import torch_grouped as grouped
 from fusec.frontend.capture import ChosenRows, Recorded
 from fusec.frontend.torch_recording import part_of
 from fusec.passes.expert_choices import most_at_once
+from fusec.torch_expert_writes import Differs, Node, Write, chains_of_writes, mutates, name_of, rows_of
 
 Parts = tuple[Any, ...]
-Node = Any
-"""An ``fx.Node``, of whose arguments the types tell nothing."""
 
-_WRITES = ("index_add_", "index_put_")
 _PRODUCTS = {"linear": (0, 1, True), "matmul": (0, 1, False), "mm": (0, 1, False), "addmm": (1, 2, False)}
 """Where rows and the matrix are among a product's operands, and whether the matrix is transposed."""
 
 _CASTS = ("to", "_to_copy", "clone", "contiguous", "alias", "detach")
-
-
-class _Differs(Exception):  # noqa: N818 - not an error: the call runs as written
-    """Experts are not computed alike, or something else looks at their rows."""
 
 
 def with_sorted_rows(recorded: Recorded) -> Recorded:
@@ -46,10 +40,10 @@ def with_sorted_rows(recorded: Recorded) -> Recorded:
     module: fx.GraphModule = recorded.module
     try:
         _drop_questions(module.graph)
-        for writes in _chains(module.graph):
+        for writes in chains_of_writes(module.graph):
             _Loop(module.graph, chosen, writes).rewrite()
         _drop(module.graph)
-    except _Differs as reason:
+    except Differs as reason:
         text = f"data chooses rows, a gradient is needed, and experts are not seen to be alike: {reason}"
         raise UnsupportedOpError(text) from None
     names = {node.name for node in module.graph.nodes}
@@ -60,83 +54,11 @@ def with_sorted_rows(recorded: Recorded) -> Recorded:
     return replace(recorded, module=fx.GraphModule(torch.nn.Module(), module.graph), chosen=None)
 
 
-@dataclass(frozen=True)
-class _Write:
-    """Rows of a set added to a tensor, at positions along an axis of the set's condition."""
-
-    node: Node
-    target: Node
-    number: int
-    coordinate: int
-    rows: Node
-
-
-def _name(node: Node) -> str:
-    return node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ""
-
-
-def _rows(node: Any) -> tuple[int, int, int | None] | None:
-    return node.meta.get("rows") if isinstance(node, fx.Node) else None
-
-
-def _mutates(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def _drop_questions(graph: fx.Graph) -> None:
     """Drops what asks for no more than a tensor's device or dtype."""
     for node in reversed([*graph.nodes]):
         if isinstance(node.target, OpOverload) and node.target.namespace == "prim" and not node.users:
             graph.erase_node(node)
-
-
-# Writes
-
-
-def _chains(graph: fx.Graph) -> list[list[_Write]]:
-    """The writes of rows of each loop, first to last."""
-    chains: list[list[_Write]] = []
-    last: dict[Node, list[_Write]] = {}
-    for node in graph.nodes:
-        write = _write(node) if _name(node) in _WRITES else None
-        if write is None:
-            continue
-        chain = last.pop(write.target, None)
-        if chain is None or chain[0].coordinate != write.coordinate:
-            chains.append(chain := [])
-        chain.append(write)
-        last[node] = chain
-    return chains
-
-
-def _write(node: Node) -> _Write | None:
-    """A write of rows; None for others."""
-    target, *given = node.args
-    if _name(node) == "index_add_":
-        _, index, rows = given[:3]
-    else:
-        listed, rows = given[:2]
-        index = listed[0] if len(listed) == 1 else None
-    found = _rows(rows)
-    if found is None:
-        return None
-    where = _rows(index)
-    coordinate = where[2] if where is not None else 0
-    if coordinate is None or not isinstance(target, fx.Node) or found[1]:
-        raise _Differs(f"{node.name} writes rows")
-    if _name(node) == "index_put_" and not [*given, False][2] and not node.kwargs.get("accumulate", False):
-        rows = _added(rows, target)
-    return _Write(node, target, found[0], coordinate, rows)
-
-
-def _added(rows: Node, target: Node) -> Node:
-    """What is added to the rows that a target has: ``target[i] + rows`` is put there."""
-    if _name(rows) in ("add", "add_"):
-        for read, other in (rows.args[:2], rows.args[1::-1]):
-            is_read = isinstance(read, fx.Node) and _name(read) in ("index", "index_select") and read.args[0] is target
-            if is_read and isinstance(other, fx.Node):
-                return other
-    raise _Differs(f"{rows.name} is put in place of rows")
 
 
 # One loop
@@ -145,7 +67,7 @@ def _added(rows: Node, target: Node) -> Node:
 class _Loop:
     """The experts of one loop, as one body of all rows."""
 
-    def __init__(self, graph: fx.Graph, chosen: ChosenRows, writes: Sequence[_Write]) -> None:
+    def __init__(self, graph: fx.Graph, chosen: ChosenRows, writes: Sequence[Write]) -> None:
         self.graph, self.writes = graph, writes
         self.sets = [w.number for w in writes]
         self.count = len(writes)
@@ -153,12 +75,12 @@ class _Loop:
         shapes = {shape for _, shape in conditions}
         self.shape = conditions[0][1]
         if len(shapes) > 1 or len(set(self.sets)) < self.count:
-            raise _Differs("sets of rows of several kinds")
+            raise Differs("sets of rows of several kinds")
         masks = chosen.masks
         one = self.count == 1
         self.repeats = 1 if one else most_at_once(replace(masks, outputs=tuple(masks.outputs[k] for k in self.sets)))
         if not self.repeats or (self.repeats > 1 and len(self.shape) > 1):
-            raise _Differs("which experts a row has is not one array's numbers")
+            raise Differs("which experts a row has is not one array's numbers")
         self.axes = len(self.shape)
         if self.repeats > 1:
             self.shape = (*self.shape, self.repeats)
@@ -174,9 +96,9 @@ class _Loop:
         """Puts one write of all rows in the place of the last."""
         last = self.writes[-1]
         for write, following in zip(self.writes, self.writes[1:]):
-            users = {user for user in write.node.users if _rows(user) is None}
+            users = {user for user in write.node.users if rows_of(user) is None}
             if users - {following.node}:
-                raise _Differs(f"{write.node.name} is read within the loop")
+                raise Differs(f"{write.node.name} is read within the loop")
         with self.graph.inserting_before(last.node):
             self.order = self._call(grouped.rows_in_order, *self.conditions, repeats=self.repeats)
             rows = self.lift(tuple(w.rows for w in self.writes))
@@ -187,7 +109,7 @@ class _Loop:
         last.node.replace_all_uses_with(made)
         for write in reversed(self.writes):
             for user in [*write.node.users]:
-                if _rows(user) is not None and not user.users:
+                if rows_of(user) is not None and not user.users:
                     self.graph.erase_node(user)
         for place, write in enumerate(self.writes):
             target = self.writes[0].target
@@ -213,14 +135,14 @@ class _Loop:
             if node.target is torch._C._set_grad_enabled:
                 on = bool(node.args[0])
             graded[node] = on
-            is_within = first <= place <= last and _rows(node) is None
-            if is_within and _mutates(node) and (node not in own or node is self.writes[-1].node):
+            is_within = first <= place <= last and rows_of(node) is None
+            if is_within and mutates(node) and (node not in own or node is self.writes[-1].node):
                 written.add(node.args[0].meta.get("memory"))
         for node in self.shared:
             if node.meta.get("memory") in written or "memory" not in node.meta:
-                raise _Differs(f"{node.name} is written to within the loop")
+                raise Differs(f"{node.name} is written to within the loop")
         if any(graded[node] != graded[self.writes[-1].node] for node in self.replaced):
-            raise _Differs("gradients are switched within the loop")
+            raise Differs("gradients are switched within the loop")
 
     # Values
 
@@ -229,14 +151,14 @@ class _Loop:
         first = parts[0]
         if isinstance(first, tuple | list):
             if any(type(p) is not type(first) or len(p) != len(first) for p in parts):
-                raise _Differs("other arguments")
+                raise Differs("other arguments")
             return type(first)(self.lift(each) for each in zip(*parts, strict=True))
         if not isinstance(first, fx.Node):
             if any(isinstance(p, fx.Node) or p != first or type(p) is not type(first) for p in parts):
-                raise _Differs(f"{first} is another for each expert")
+                raise Differs(f"{first} is another for each expert")
             return first
         if not all(isinstance(p, fx.Node) for p in parts):
-            raise _Differs("other arguments")
+            raise Differs("other arguments")
         if parts not in self.lifted:
             self.lifted[parts] = self._lifted(parts)
         return self.lifted[parts]
@@ -245,13 +167,13 @@ class _Loop:
         first = parts[0]
         if first.target is part_of and "rows" in first.meta:
             return self._call(part_of, self._made(tuple(p.args[0] for p in parts)), first.args[1])
-        if _rows(first) is None:
+        if rows_of(first) is None:
             if not self._same(parts):
-                raise _Differs(f"{first.name} is another for each expert")
+                raise Differs(f"{first.name} is another for each expert")
             return first
         for part, number in zip(parts, self.sets, strict=True):
             if part.meta["rows"] != (number, *first.meta["rows"][1:]):
-                raise _Differs(f"{part.name} has rows of another expert")
+                raise Differs(f"{part.name} has rows of another expert")
         return self._made(parts)
 
     def _same(self, parts: Parts) -> bool:
@@ -272,7 +194,7 @@ class _Loop:
         ):
             return False
         is_plain = isinstance(first.target, OpOverload) and torch.Tag.nondeterministic_seeded not in first.target.tags
-        if not (is_plain or first.target is part_of) or _mutates(first) or _rows(first) is not None:
+        if not (is_plain or first.target is part_of) or mutates(first) or rows_of(first) is not None:
             return False
         args, named = tuple(p.args for p in parts), [tuple(p.kwargs[k] for p in parts) for k in first.kwargs]
         self.shared.update(dict.fromkeys(p for p in parts if "memory" in p.meta))
@@ -285,22 +207,24 @@ class _Loop:
 
     def _made(self, parts: tuple[Node, ...]) -> Node:
         """A call on all rows."""
-        first, name = parts[0], _name(parts[0])
+        first, name = parts[0], name_of(parts[0])
         if any(p.target is not first.target or p.meta.get("shape") != first.meta.get("shape") for p in parts):
-            raise _Differs(f"{first.name} and what the others have in its place")
-        if not isinstance(first.target, OpOverload) or (_rows(first) is not None and first.meta["rows"][2] is not None):
-            raise _Differs(f"{first.name}, a position")
+            raise Differs(f"{first.name} and what the others have in its place")
+        if not isinstance(first.target, OpOverload) or (
+            rows_of(first) is not None and first.meta["rows"][2] is not None
+        ):
+            raise Differs(f"{first.name}, a position")
         self.replaced.update(parts)
         if name in ("index", "index_select"):
             return self._gathered(parts)
         if name in _PRODUCTS:
             return self._product(parts, *_PRODUCTS[name])
         target: Any = first.target
-        if _mutates(first):
+        if mutates(first):
             target = self._functional(parts)
         listed = [self._operand(first, each) for each in _columns(parts)]
         if any(p.kwargs.keys() != first.kwargs.keys() for p in parts):
-            raise _Differs("other arguments")
+            raise Differs("other arguments")
         named = {key: self._operand(first, tuple(p.kwargs[key] for p in parts)) for key in first.kwargs}
         return self._call(target, *listed, **named)
 
@@ -310,13 +234,13 @@ class _Loop:
             changed = part.args[0]
             made = changed.target if isinstance(changed, fx.Node) else None
             is_view = isinstance(made, OpOverload) and made.is_view
-            if not isinstance(changed, fx.Node) or _rows(changed) is None or is_view or [*changed.users] != [part]:
-                raise _Differs(f"{part.name} writes in place")
+            if not isinstance(changed, fx.Node) or rows_of(changed) is None or is_view or [*changed.users] != [part]:
+                raise Differs(f"{part.name} writes in place")
         target = parts[0].target
         assert isinstance(target, OpOverload)
-        other = getattr(getattr(torch.ops.aten, _name(parts[0])[:-1], None), target._overloadname, None)
+        other = getattr(getattr(torch.ops.aten, name_of(parts[0])[:-1], None), target._overloadname, None)
         if other is None:
-            raise _Differs(f"{parts[0].name} writes in place")
+            raise Differs(f"{parts[0].name} writes in place")
         return other
 
     def _operand(self, made: Node, parts: Parts) -> Any:
@@ -324,50 +248,50 @@ class _Loop:
         first = parts[0]
         if isinstance(first, tuple | list) and any(isinstance(p, fx.Node) for p in first):
             return self.lift(parts)
-        if not isinstance(first, fx.Node) or _rows(first) is not None or self._same(parts):
+        if not isinstance(first, fx.Node) or rows_of(first) is not None or self._same(parts):
             return self.lift(parts)
-        shape, rows = made.meta.get("shape"), _rows(made)
+        shape, rows = made.meta.get("shape"), rows_of(made)
         own = first.meta.get("shape")
         if shape is None or rows is None or rows[1] or own is None or any(p.meta.get("shape") != own for p in parts):
-            raise _Differs(f"{first.name} is another for each expert")
+            raise Differs(f"{first.name} is another for each expert")
         table = self._table(parts)
         if len(own) == len(shape) and own[0] == 1:
             table, own = self._call(torch.ops.aten.squeeze.dim, table, 1), own[1:]
         if len(own) >= len(shape):
-            raise _Differs(f"{first.name} is another for each expert")
+            raise Differs(f"{first.name} is another for each expert")
         return self._call(grouped.of_groups, table, self.order, len(shape))
 
     def _gathered(self, parts: tuple[Node, ...]) -> Node:
         """``x[positions]`` of an ``x`` that all experts share."""
         first = parts[0]
         x = self.lift(tuple(p.args[0] for p in parts))
-        if _name(first) == "index_select":
+        if name_of(first) == "index_select":
             axis, indices = first.args[1] % len(x.meta["shape"]), [(p.args[2],) for p in parts]
         else:
             indices = [tuple(i for i in p.args[1] if i is not None) for p in parts]
             used = [k for k, i in enumerate(first.args[1]) if i is not None]
             axis = used[0]
             if used != [*range(axis, axis + len(used))]:
-                raise _Differs(f"{first.name} reads axes apart")
+                raise Differs(f"{first.name} reads axes apart")
         found = {self._coordinates(each, number) for each, number in zip(indices, self.sets, strict=True)}
         if len(found) > 1:
-            raise _Differs(f"{first.name} reads by other positions")
+            raise Differs(f"{first.name} reads by other positions")
         (coordinates,) = found
         shape = x.meta["shape"]
         if len(set(coordinates)) < len(coordinates) or any(
             shape[axis + k] < self.shape[c] for k, c in enumerate(coordinates)
         ):
-            raise _Differs(f"{first.name} reads by one position twice")
+            raise Differs(f"{first.name} reads by one position twice")
         return self._call(grouped.sorted_rows, x, self.order, self.count, self.shape, axis, coordinates)
 
     def _coordinates(self, indices: Sequence[Any], number: int) -> tuple[int, ...]:
         """Which axes of the condition the indices of a read are positions along; a mask is all of them."""
-        if len(indices) == 1 and _rows(indices[0]) is None:
+        if len(indices) == 1 and rows_of(indices[0]) is None:
             return tuple(range(self.axes))
-        found = [_rows(index) for index in indices]
+        found = [rows_of(index) for index in indices]
         known = tuple(rows[2] for rows in found if rows is not None and rows[0] == number and rows[2] is not None)
         if len(known) < len(indices):
-            raise _Differs("a read by more than positions")
+            raise Differs("a read by more than positions")
         return known
 
     # Products
@@ -379,7 +303,7 @@ class _Loop:
         rows = self.lift(tuple(p.args[at] for p in parts))
         bias = tuple(p.args[0] if at else [*p.args, None][2] for p in parts)
         if any(p.kwargs for p in parts) or len({b is None for b in bias}) > 1:
-            raise _Differs(f"{first.name} has other arguments")
+            raise Differs(f"{first.name} has other arguments")
         if all(w is right[0] for w in right) and self.count > 1:
             if first.meta["rows"][1] == 0 and len(first.meta["shape"]) == 2:
                 made = self._call(
@@ -387,10 +311,10 @@ class _Loop:
                     *(rows, self.lift(right)),
                 )
                 return self._biased(first, made, bias, at)
-            raise _Differs(f"{first.name} has other arguments")
+            raise Differs(f"{first.name} has other arguments")
         shapes = {w.meta.get("shape") for w in right}
         if len(first.meta["shape"]) != 2 or first.meta["rows"][1] or len(shapes) > 1 or len(shapes.pop() or ()) != 2:
-            raise _Differs(f"{first.name} is no product of rows with a matrix")
+            raise Differs(f"{first.name} is no product of rows with a matrix")
         array = self._array(right)
         matrices = [array] if array is not None else [self.lift((w,) * self.count) for w in right]
         made = self._call(grouped.products, rows, self._end(), transposed, *matrices)
@@ -415,8 +339,8 @@ class _Loop:
 
     def _array(self, parts: tuple[Node, ...]) -> Node | None:
         """The array whose elements along its first axis parts are, one after another; None where there is none."""
-        first, name = parts[0], _name(parts[0])
-        if any(p.target is not first.target for p in parts) or _rows(first) is not None or not first.args:
+        first, name = parts[0], name_of(parts[0])
+        if any(p.target is not first.target for p in parts) or rows_of(first) is not None or not first.args:
             return None
         sources = tuple(p.args[0].args[0] if _is_unbound(p) else p.args[0] for p in parts)
         numbers = [number for number in self._numbers(parts) if number is not None]
@@ -463,9 +387,9 @@ class _Loop:
     def _numbers(self, parts: tuple[Node, ...]) -> Iterator[int | None]:
         """Which element of an array's first axis each part is."""
         for part in parts:
-            if _name(part) == "select" and part.args[1] == 0:
+            if name_of(part) == "select" and part.args[1] == 0:
                 yield int(part.args[2])
-            elif _name(part) == "index" and len(part.args[1]) == 1:
+            elif name_of(part) == "index" and len(part.args[1]) == 1:
                 yield _known(part.args[1][0])
             elif _is_unbound(part):
                 yield int(part.args[1])
@@ -475,21 +399,28 @@ class _Loop:
 
 def _is_unbound(node: Node) -> bool:
     """Whether a node is an element of an array's first axis, of all of them."""
-    return node.target is part_of and _name(node.args[0]) == "unbind" and [*node.args[0].args, 0][1] == 0
+    return node.target is part_of and name_of(node.args[0]) == "unbind" and [*node.args[0].args, 0][1] == 0
 
 
 def _columns(parts: tuple[Node, ...]) -> list[Parts]:
     """The arguments of calls, place by place."""
     if len({len(p.args) for p in parts}) > 1:
-        raise _Differs("other arguments")
+        raise Differs("other arguments")
     return [*zip(*(p.args for p in parts), strict=True)]
 
 
 def _known(index: Any) -> int | None:
     """The one number that an index is filled with."""
-    while isinstance(index, fx.Node) and _name(index) in ("select", "view", "reshape", "squeeze", "unsqueeze", "item"):
+    while isinstance(index, fx.Node) and name_of(index) in (
+        "select",
+        "view",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "item",
+    ):
         index = index.args[0]
-    if isinstance(index, fx.Node) and _name(index) == "full" and len(index.meta.get("shape", (0, 0))) <= 1:
+    if isinstance(index, fx.Node) and name_of(index) == "full" and len(index.meta.get("shape", (0, 0))) <= 1:
         value = index.args[1]
         return int(value) if isinstance(value, int) else None
     return None
@@ -500,9 +431,9 @@ def _drop(graph: fx.Graph) -> None:
     for node in reversed([*graph.nodes]):
         if node.op != "call_function" or node.users:
             continue
-        of_rows = "rows" in node.meta or _name(node) in ("where", "nonzero", "nonzero_numpy")
-        if of_rows or (isinstance(node.target, OpOverload) and not _mutates(node)) or node.target is part_of:
+        of_rows = "rows" in node.meta or name_of(node) in ("where", "nonzero", "nonzero_numpy")
+        if of_rows or (isinstance(node.target, OpOverload) and not mutates(node)) or node.target is part_of:
             graph.erase_node(node)
     left = next((node for node in graph.nodes if "rows" in node.meta), None)
     if left is not None:
-        raise _Differs(f"{left.name} is read")
+        raise Differs(f"{left.name} is read")

@@ -390,16 +390,29 @@ def _scans() -> list[Work]:
     return [*(of(f"{name} 4096×8192", function, 4096, 8192) for name, function in scans.ALL.items()), few]
 
 
-def works() -> list[Work]:
-    rows, columns = 16384, 8192
-    size = 2.0 * rows * columns
+ROWS, COLUMNS, VOCABULARY = 16384, 8192, 128256
+
+
+def _rowwise() -> list[Work]:
+    size = 2.0 * ROWS * COLUMNS
 
     def wide(count: int, weights: int) -> Callable[[], tuple[Any, ...]]:
-        return lambda: (*(rand(rows, columns) for _ in range(count)), *(rand(columns) for _ in range(weights)))
+        return lambda: (*(rand(ROWS, COLUMNS) for _ in range(count)), *(rand(COLUMNS) for _ in range(weights)))
 
-    vocabulary = 128256
-    logits = lambda: (rand(1024, vocabulary),)  # noqa: E731
-    picked = lambda: (rand(4096, vocabulary), torch.randint(0, vocabulary, (4096,), device="cuda"))  # noqa: E731
+    logits = lambda: (rand(1024, VOCABULARY),)  # noqa: E731
+    picked = lambda: (rand(4096, VOCABULARY), torch.randint(0, VOCABULARY, (4096,), device="cuda"))  # noqa: E731
+    return [
+        Work("softmax 16384×8192", softmax, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
+        Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),
+        Work("silu·mul 16384×8192", silu_mul, wide(2, 0), 3 * size, "GB/s", autotuned=False),
+        Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * VOCABULARY, "GB/s", autotuned=False),
+        Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * VOCABULARY, "GB/s", autotuned=False),
+        Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
+    ]
+
+
+def works() -> list[Work]:
     window = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
     mlp = lambda: (rand(32, 256), rand(256, 256), rand(256), rand(256, 256), rand(256))  # noqa: E731
     llama = 2 * 2.0 * 4096 * (4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)) + 4.0 * 2 * 32 * 4096 * 4096 * 128 / 2
@@ -432,15 +445,16 @@ def works() -> list[Work]:
             autotuned=False,
         ),
         *_score_spaces(2, 16, 4096, 128),
-        Work("softmax 16384×8192", softmax, wide(1, 0), 2 * size, "GB/s", autotuned=False),
-        Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
-        Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),
-        Work("silu·mul 16384×8192", silu_mul, wide(2, 0), 3 * size, "GB/s", autotuned=False),
-        Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * vocabulary, "GB/s", autotuned=False),
-        Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * vocabulary, "GB/s", autotuned=False),
-        Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
+        *_rowwise(),
         *_scans(),
-        Work("transpose·2 16384×8192", transposed, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work(
+            "transpose·2 16384×8192",
+            transposed,
+            lambda: (rand(ROWS, COLUMNS),),
+            4.0 * ROWS * COLUMNS,
+            "GB/s",
+            autotuned=False,
+        ),
         Work(
             "Llama-8B layer 2×4096",
             Llama.run(True),
