@@ -36,6 +36,7 @@ def test_plans_and_sources_are_those_of_the_golden_set(name: str) -> None:
     assert not compared({key: known[key] for key in found if key in known}, found), OUTDATED
 
 
+@pytest.mark.nightly
 def test_another_process_gives_the_same_texts(tmp_path: Path) -> None:
     """Whatever the seed of Python's hashes, which set the order of sets."""
     program = f"""

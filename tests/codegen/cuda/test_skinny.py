@@ -16,6 +16,7 @@ import emulated
 from cubins import cubins
 from oracle import assert_close_to_oracle
 from skinny_cases import CASES, arrays_of, graph_of, kernel_of
+from sweeps import covering
 
 from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.nvrtc import has_nvrtc
@@ -24,6 +25,9 @@ from fusec.target.gpu import gpu_target
 
 SM_90 = gpu_target("cuda:sm_90")
 UNALIGNED = ("groups_f16", "bytes", "table_wide", "words", "halves_of_rows")
+COVERING = covering([{"function": id(function), "schedule": schedule} for function, _, schedule in CASES.values()], 1)
+"""Each function and each schedule once."""
+USUAL = [name for n, name in enumerate(CASES) if n in COVERING]
 SPECIAL = ("blocks", "scaled_in_f32", "signed", "affine", "zero_points")
 OTHER_GPUS = {"groups_f16": "cuda:sm_80", "bytes": "cuda:sm_80", "gate_and_up": "cuda:sm_89", "table": "cuda:sm_100"}
 
@@ -31,7 +35,12 @@ OTHER_GPUS = {"groups_f16": "cuda:sm_80", "bytes": "cuda:sm_80", "gate_and_up": 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((n, "") for n in CASES), *((n, "unaligned") for n in UNALIGNED), *((n, "special") for n in SPECIAL)],
+    [
+        *((n, "") for n in USUAL),
+        *(pytest.param(n, "", marks=pytest.mark.nightly) for n in CASES if n not in USUAL),
+        *((n, "unaligned") for n in UNALIGNED),
+        *((n, "special") for n in SPECIAL),
+    ],
 )
 def test_computes_what_the_graph_says(name: str, kind: str, tmp_path: Path) -> None:
     graph, kernel = graph_of(name), kernel_of(name)

@@ -153,7 +153,9 @@ def make_kernel(name, arity, dtype, result):
     return kernel(f"{name}_{dtype}", (*parameters, out), (Store(iters((i, N)), out, (i,), value),))
 
 
-CASES = [(dtype, "cpu") for dtype in (*FLOATS, *INTEGERS, bool_)] + [(dtype, "cpu:x86-64-v3") for dtype in (f32, i64)]
+CASES = [(dtype, "cpu") for dtype in (*FLOATS, i8, i32, i64, u8, bool_)] + [(f32, "cpu:x86-64-v3")]
+CASES += [pytest.param(dtype, "cpu", marks=pytest.mark.nightly) for dtype in (i16, u16, u32, u64)]
+CASES += [pytest.param(i64, "cpu:x86-64-v3", marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize(("dtype", "target"), CASES, ids=lambda value: str(value))

@@ -127,11 +127,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "3"}, {"TVM_NUM_THREADS": "5"}])
+@pytest.mark.parametrize(
+    "environment", [{"OMP_NUM_THREADS": "3"}, pytest.param({"TVM_NUM_THREADS": "5"}, marks=pytest.mark.nightly)]
+)
 def test_the_number_is_pytorchs(run: Run, environment: dict[str, str]) -> None:
     run(AGREE, **environment)
 
 
+@pytest.mark.nightly
 def test_the_number_on_one_core_is_pytorchs(run: Run) -> None:
     run("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + AGREE)
 
@@ -173,7 +176,12 @@ assert os.environ.get("OMP_NUM_THREADS") == {variable!r}
 
 @pytest.mark.parametrize(
     ("usable", "variable", "threads", "hidden"),
-    [(3, None, 3, True), (1, None, 1, True), (2, "3", 3, True), (1, None, 1, False)],
+    [
+        (3, None, 3, True),
+        pytest.param(1, None, 1, True, marks=pytest.mark.nightly),
+        (2, "3", 3, True),
+        pytest.param(1, None, 1, False, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_quota_of_time_limits_them(usable: int, variable: str | None, threads: int, hidden: bool) -> None:
     """In a process that did not load PyTorch itself; on every Python thread. OMP_NUM_THREADS goes before."""
