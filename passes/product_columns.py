@@ -74,14 +74,11 @@ def _columns_of(matrices: Value, axis: int, cut: SliceAttributes) -> SliceAttrib
 
 
 def _is_rows_by_matrix(op: Op) -> bool:
-    """A dot of several rows with a matrix, of 16 bits: gate and up are columns of one block.
-
-    One row is reduced (a norm) by the blocks that multiply it, which have one product.
-    """
+    """A dot of rows with a matrix, of 16 bits: gate and up are columns of one block."""
     a = op.expect(DotAttributes)
     ranks = [v.type.rank for v in op.operands]
     plain = ranks == [2, 2] and a.lhs_contract == (1,) and len(a.rhs_contract) == 1 and not a.lhs_batch
-    return plain and op.operands[0].type.dtype.is_half and op.operands[0].type.shape[0] != 1
+    return plain and op.operands[0].type.dtype.is_half
 
 
 def _contracts_rows(product: Op) -> bool:
