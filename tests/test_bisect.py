@@ -114,7 +114,7 @@ def test_passes_left_out_stay_out(case: Reproducer, monkeypatch: pytest.MonkeyPa
     assert "after cse" not in text
     assert text.endswith("\nright with FUSEC_DISABLE_PASS=cse,dce,split\n")
     monkeypatch.setenv("FUSEC_DISABLE_PASS", "indices")
-    with pytest.raises(FusecError, match="can't leave out indices; it takes loops, canonicalize, "):
+    with pytest.raises(FusecError, match="can't leave out indices; it takes regions, loops, canonicalize, "):
         bisect(case)
 
 

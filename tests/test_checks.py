@@ -39,7 +39,7 @@ def untold() -> Iterator[None]:
 # Environment variables
 
 WRONG = [
-    ("FUSEC_DISABLE_PASS", "fus", "there is no pass fus; it takes loops, canonicalize"),
+    ("FUSEC_DISABLE_PASS", "fus", "there is no pass fus; it takes regions, loops, canonicalize"),
     ("FUSEC_DISABLE_PASS", "cse,writes", "writes can't be left out"),
     ("FUSEC_VERIFY", "maybe", "FUSEC_VERIFY=maybe; it is 0 or 1"),
     ("FUSEC_NVTX", "2", "FUSEC_NVTX=2; it is 0 or 1"),

@@ -150,7 +150,7 @@ class Recording:
         if known is None:
             return False
         node = known[1]
-        self._asked.append((next(reversed(self._graph.nodes)).name, node.name, self._needs[node]))
+        self._asked.append((next(iter(reversed(self._graph.nodes))).name, node.name, self._needs[node]))
         return self._needs[node]
 
     def _requires(self, tensor: torch.Tensor, wanted: bool) -> None:
