@@ -69,7 +69,11 @@ def graphs_of(step: Step, dtype: torch.dtype, train: bool) -> list[tuple[str, fx
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         given = [_fake(x, dtype, train) for x in step.given]
-        with torch.set_grad_enabled(train), patch.object(F, "scaled_dot_product_attention", _attention):
+        with (
+            torch.set_grad_enabled(train),
+            patch.object(F, "scaled_dot_product_attention", _attention),
+            patch.object(torch.compiler, "is_compiling", lambda: True),  # models ask values of masks otherwise
+        ):
             through_aot(step, given, add, Options(target=TARGET), at_once=True)
         for _, graph in found:
             _move(mode, graph)
