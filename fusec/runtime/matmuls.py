@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from fusec.errors import FusecError
@@ -58,6 +60,33 @@ def matmul_from_text(text: str) -> Matmul:
     return made
 
 
+@contextmanager
+def _in_ieee(operand: Any) -> Iterator[None]:
+    """In which the library multiplies f32 as f32, whatever this process allows it: programs of TF32 don't call it."""
+    get, put = _tf32_setting()
+    before = get() if operand.element_size() == 4 and operand.is_cuda else None
+    if before not in (True, "tf32"):
+        yield
+        return
+    put("ieee" if before == "tf32" else False)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@cache
+def _tf32_setting() -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """What gives, and sets, whether matmuls of f32 may be TF32's. Before 2.9 PyTorch has another setting."""
+    import torch
+
+    c: Any = torch._C
+    if not hasattr(c, "_get_fp32_precision_getter"):
+        return c._get_cublas_allow_tf32, c._set_cublas_allow_tf32
+    where = "cuda", "matmul"
+    return partial(c._get_fp32_precision_getter, *where), partial(c._set_fp32_precision_setter, *where)
+
+
 def bind_matmul(text: str) -> Callable[..., Sequence[Any]]:
     """The function from operand tensors to the matmul, in a list. It reads and writes only their memory."""
     import torch
@@ -69,7 +98,7 @@ def bind_matmul(text: str) -> Callable[..., Sequence[Any]]:
             # PyTorch's backward has a thread of its own, where cuBLAS warns that no context is current before this
             torch.cuda.is_current_stream_capturing()
             _threads.begun = True
-        with torch.no_grad():
+        with torch.no_grad(), _in_ieee(operands[0]):
             a, b = see(p.lhs, operands), see(p.rhs, operands)
             if p.bias is None:
                 made = torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)

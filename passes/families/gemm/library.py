@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import hypot, inf
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from fusec.ir.library_calls import Matrix
 from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import contiguous_strides, fixed
-from fusec.passes.contraction import contraction
-from fusec.passes.cost.lanes import bytes_read
+from fusec.ir.types import contiguous_strides, f32, fixed
+from fusec.passes.contraction import allows_tf32, contraction
+from fusec.passes.cost.gpu_program import LIBRARY_SHARE_F32
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import MATMUL
@@ -52,33 +52,38 @@ _SHARE, _AROUND = 0.85, 8e-6
 by up to a fifth (H200, TFLOP/s: 768×3072 results of K 8192 712, 300×4096 of 4096 428, 8192×1152 of 4304 662). A kernel
 of ours that needs longer than this has no good schedule for the shape: 72 tiles of 128×256 for 132 SMs took 76 µs,
 the library 54."""
+_AROUND_F32 = 12e-6
+"""The same of f32, whose rate is ``LIBRARY_SHARE_F32`` of multiply-adds' (H200, 512×1024×1024: 33 µs)."""
 
 
 def library_alternatives(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
-    """Ways that call the library for each matmul of 16-bit operands in memory; none where that does not fit.
+    """Ways that call the library for each matmul of operands in memory, of 16 bits or of f32 that is not to be TF32;
+    none where that does not fit.
 
-    The library rounds each matmul (with its bias) to 16 bits, as the code as written does, so groups with wider
-    results are left alone. A time is predicted where the group is one matmul and nothing else.
+    The library rounds each matmul (with its bias) of 16 bits to 16 bits, as the code as written does, so such groups
+    with wider results are left alone. A time is predicted where the group has one matmul.
     """
     body = context.body
     dots = context.anchors("dot")
     sixteen = all(v.type.dtype.is_half for dot in dots for v in dot.operands)
-    if not dots or not sixteen or not all(_is_rounded(context, v) for v in body.outputs):
+    exact = all(v.type.dtype is f32 and not allows_tf32(dot) for dot in dots for v in dot.operands)
+    if not dots or not (exact or (sixteen and all(_is_rounded(context, v) for v in body.outputs))):
         return []
     found: list[Alternative] = []
     plain = [_matmul(context, dot, None) for dot in dots]
     biased = [_matmul(context, dot, _bias_of(context, dot)) for dot in dots]
     if all(p is not None for p in plain):
         calls = [p for p in plain if p is not None]
-        alone = len(calls) == 1 and list(context.body.outputs) == [calls[0].value] and _is_aligned(calls[0].matmul)
-        found.append(_alternative("library matmul", calls, _seconds(dots[0], context, target) if alone else inf))
+        found.append(_alternative("library matmul", calls, _seconds(context, calls, target)))
     if all(p is not None for p in biased) and any(p is not None and p.matmul.bias is not None for p in biased):
-        found.append(_alternative("library matmul with bias", [p for p in biased if p is not None]))
+        calls = [p for p in biased if p is not None]
+        found.append(_alternative("library matmul with bias", calls, _seconds(context, calls, target)))
     if len(dots) == 1 and biased[0] is not None:
         activation = _activation(body, biased[0])
         if activation is not None and biased[0].matmul.bias is not None:
             whole = _with_activation(body, biased[0], activation)
-            found.append(_alternative(f"library matmul with bias and {activation}", [whole]))
+            seconds = _seconds(context, [whole], target)
+            found.append(_alternative(f"library matmul with bias and {activation}", [whole], seconds))
     return found
 
 
@@ -91,7 +96,7 @@ def _is_rounded(context: LoweringContext, value: Value) -> bool:
     return value.type.dtype.bits <= 16
 
 
-def _alternative(text: str, matmuls: Sequence[Found], seconds: float = inf) -> Alternative:
+def _alternative(text: str, matmuls: Sequence[Found], seconds: float) -> Alternative:
     return Alternative(text, lambda context: pieces_of(context, matmuls), seconds)
 
 
@@ -101,12 +106,22 @@ def _is_aligned(matmul: Matmul) -> bool:
     return all(s % _COPIED == 0 for s in (*steps, matmul.shape[-1]))
 
 
-def _seconds(dot: Op, context: LoweringContext, target: GpuTarget) -> float:
-    """Within which the library computes a matmul alone."""
+def _seconds(context: LoweringContext, matmuls: Sequence[FoundMatmul], target: GpuTarget) -> float:
+    """Within which the library computes a matmul, and a map the rest; infinity for several matmuls, and where the
+    library copies few elements at a time."""
+    if len(matmuls) != 1 or not _is_aligned(matmuls[0].matmul):
+        return inf
     rates = target.rates
-    flops = 2.0 * dot.result.type.size * contraction(dot).k
-    moved = rates.moved(bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs))
-    return _AROUND + max(flops / (_SHARE * rates.tensor), moved)
+    (dot,) = context.anchors("dot")
+    single = dot.operands[0].type.dtype is f32
+    rate, around = (LIBRARY_SHARE_F32 * rates.simt, _AROUND_F32) if single else (_SHARE * rates.tensor, _AROUND)
+    read = sum(v.type.most_bytes for v in dict.fromkeys(matmuls[0].call.operands))
+    moved = rates.moved(read, matmuls[0].value.type.most_bytes)
+    seconds = around + hypot(2.0 * dot.result.type.size * contraction(dot).k / rate, moved)
+    for rest in pieces_of(context, matmuls).ops[1:]:
+        sides = (sum(v.type.most_bytes for v in side) for side in (rest.operands, rest.results))
+        seconds += rates.follow + rates.moved(*sides)
+    return seconds
 
 
 def pieces_of(context: LoweringContext, matmuls: Sequence[Found]) -> Pieces:

@@ -79,7 +79,7 @@ def _predict(batches: int, m: int, n: int, k: int, item: int, s: TiledGemmSchedu
     tiles = batches * ceil(m / s.m) * ceil(n / s.n)
     work = s.registers.rows * s.registers.columns
     reuse = work / (s.registers.rows + s.registers.columns)
-    rate = target.rates.simt * 4 / item / target.sms * reuse / (reuse + 1.2)
+    rate = target.rates.simt * 4 / item / target.sms * reuse / (reuse + 1.46)
     waves = ceil(tiles / (2 * target.sms)) if tiles > target.sms else 0.6  # a block alone is not slowed by another
     compute = waves * 2 * 2.0 * s.m * s.n * k / rate
     moved = target.rates.moved(item * batches * (m + n) * k, item * batches * m * n)

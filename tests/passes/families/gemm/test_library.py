@@ -15,6 +15,7 @@ from fusec.ir.interpret import interpret  # noqa: E402
 from fusec.ir.nodes import Op  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import bf16, contiguous_strides  # noqa: E402
+from fusec.options import Precision  # noqa: E402
 from fusec.passes.families.gemm.library import library_alternatives  # noqa: E402
 from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
@@ -78,7 +79,7 @@ def names(text: str) -> list[str]:
         ("both", ["", "with bias"]),
         ("batched", [""]),
         ("gated", [""]),
-        ("single", []),
+        ("single", [""]),
         ("wide", []),
     ],
 )
@@ -155,5 +156,32 @@ def test_the_call_is_chosen_where_no_schedule_fills_the_card(rows: int, columns:
     assert (not lower(parse(text), "cuda:sm_90").program.kernels) == chosen
 
 
-def test_no_time_is_predicted_for_calls_with_kernels_beside_them() -> None:
-    assert [a.seconds < float("inf") for a in library_alternatives(frame_of(CASES["linear"]), CARD)] == [False] * 2
+def test_what_is_left_to_a_kernel_takes_time() -> None:
+    alone, biased = library_alternatives(frame_of(CASES["linear"]), CARD)
+    assert biased.seconds < alone.seconds < float("inf")
+    assert [a.seconds for a in library_alternatives(frame_of(CASES["gated"]), CARD)] == [float("inf")]
+
+
+@pytest.mark.parametrize(("kind", "kernels"), [("tanh", 0), ("none", 1)])
+def test_the_call_may_leave_an_activation_to_a_kernel(kind: str, kernels: int) -> None:
+    """Three blocks of 128 rows by 32 of 128 columns leave a quarter of the card idle."""
+    text = f"""graph @f(%x: bf16[300, 4096], %w: bf16[4096, 4096], %b: bf16[4096]) {{
+      %h = linear(%x, %w, %b) : bf16[300, 4096]
+      %y = gelu(%h) {{approximate={kind}}} : bf16[300, 4096]
+      return %y
+    }}"""
+    program = lower(parse(text), "cuda:sm_90").program
+    assert (len(program.kernels), len(program.steps)) == (kernels, kernels + 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "precision", "chosen"), [(4096, "ieee", True), (4096, "tf32", False), (8, "ieee", False)]
+)
+def test_large_matmuls_of_f32_are_the_librarys(rows: int, precision: Precision, chosen: bool) -> None:
+    size = 4096 if rows > 8 else 256
+    text = f"""graph @f(%x: f32[{rows}, {size}], %w: f32[{size}, {size}], %b: f32[{size}]) {{
+      %h = linear(%x, %w, %b) : f32[{rows}, {size}]
+      %y = relu(%h) : f32[{rows}, {size}]
+      return %y
+    }}"""
+    assert (not lower(parse(text), "cuda:sm_90", precision=precision).program.kernels) == chosen
