@@ -81,3 +81,28 @@ def test_few_rows_are_added_up_as_well_as_the_library_does(sizes: tuple[int, int
             errors[which] += (function(q * 3, k, v) - exact).square().mean()
     eager, own = errors.sqrt().tolist()
     assert own <= 1.4 * eager
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("queries", "keys"), [(128, 128), (33, 70), (1, 40)])
+def test_logarithms_of_its_sums_are_results_too(queries: int, keys: int, dtype: torch.dtype) -> None:
+    """One kernel gives both, and infinities where a row has no key, or an infinite score."""
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        s = (q @ k.mT / 4).masked_fill(mask, -inf)
+        return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, dtype=dtype) for n in (queries, keys, keys))
+    mask = torch.rand(queries, keys) > 0.6
+    mask[0] = queries > 1
+    q[0, 0, -1] = inf
+    compiled = fusec.jit(attention, fallback="error")
+    wanted = attention(*(x.double() for x in (q, k, v)), mask)
+    tolerance = 3e-2 if dtype.itemsize == 2 else 1e-5
+    for found, right in zip(compiled(q, k, v, mask), wanted, strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if queries > 1:
+        assert "dot(softmax(maps(dot(q, k))), v) => attention" not in fusec.explain(compiled, q, k, v, mask)

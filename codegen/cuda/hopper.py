@@ -9,7 +9,7 @@ from dataclasses import replace
 from fusec.codegen.cuda.block_scales import write_scales
 from fusec.codegen.cuda.deferred import DeferredEpilogue, deferred_epilogue, whole_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, EIGHT, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
-from fusec.codegen.cuda.scalars import bare
+from fusec.codegen.cuda.scalars import Scalars, bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type, register_type
 from fusec.errors import LoweringError
@@ -37,7 +37,9 @@ _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
 _OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k dot output from values staged deferred early
 row_scale column_scale exact total part start row_tiles batches of_column of_point of_beside fusec plan Type Early
-Column Point Beside TensorMap Barrier gemm split_gemm"""
+Column Point Beside TensorMap Barrier gemm split_gemm first_k past_k all_k"""
+_FEWEST_STEPS = 4
+"""Of a tile of a batch with rows of its own along K: the last tile's epilogue runs under so many."""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
@@ -82,6 +84,7 @@ class _Emitter(PlanWriter):
         self._constants(a, b, (len(staged), len(eights)), beside is not None)
         self.members()
         self._count_members()
+        self._row_members()
         if windows is not None:
             self._fetch_windows(a, windows)
         else:
@@ -209,7 +212,7 @@ class _Emitter(PlanWriter):
     # The plan
 
     def _constants(self, a: Moved, b: list[Moved], leaving: tuple[int, int], fetches: bool) -> None:
-        p, line = self.pipeline, self.writer.line
+        p, line, nest = self.pipeline, self.writer.line, self.nest
 
         def flag(name: str, value: bool) -> str:
             return f"{name} = {str(value).lower()}"
@@ -225,12 +228,17 @@ class _Emitter(PlanWriter):
             flag("kPingPong", p.ping_pong),
             flag("kTransposedA", a.fetch.transposed),
             flag("kTransposedB", not b[0].fetch.transposed),
+            flag("kGrouped", nest.rows is not None),
         )
         line(f"static constexpr bool {', '.join(flags)};")
-        windows = self.nest.left.windows
-        steps = -(-self.nest.depth.whole.extent // self.k.extent)
+        windows = nest.left.windows
+        steps = -(-nest.depth.whole.extent // self.k.extent)
         if windows is not None:
             steps = windows.places * self._depth_of(windows) // self.k.extent
+        if nest.rows is not None:
+            steps = _FEWEST_STEPS
+            if not (a.fetch.transposed and not b[0].fetch.transposed and p.split == 1 and self.dtype.bits == 16):
+                raise LoweringError("rows of batches along K lie one after another, and are of 16 bits")
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kDots = {len(b)}, kSteps = {steps}, kStaged = {leaving[0]};")
@@ -252,6 +260,19 @@ class _Emitter(PlanWriter):
         for name, count in zip(("batches", "row_tiles"), self._counts(), strict=True):
             if not isinstance(count, int):
                 self.writer.line(f"int {name}() const {{ return {bare(self.index(count))}; }}")
+
+    def _row_members(self) -> None:
+        """Where a batch's own rows along K begin and end, and all end."""
+        nest = self.nest
+        if nest.rows is None:
+            return
+        index = self.speller(self.symbols)
+        for name, value in zip(("first_k", "past_k"), nest.rows, strict=True):
+            with self.writer.block(f"int {name}(int batch) const"), self.names.scope():
+                read = self.reader({}, index)
+                text = Scalars(self.style, self.names, read, index, self.writer.line, [value]).value(value)
+                self.writer.line(f"return {bare(text)};")
+        self.writer.line(f"int all_k() const {{ return {nest.depth.whole.extent}; }}")
 
     def _fetches(self, name: str, parameters: str, moved: list[Moved], free: Iter) -> None:
         line = self.writer.line

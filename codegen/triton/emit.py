@@ -12,7 +12,7 @@ from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.scalars import PASSING, Scalars
 from fusec.codegen.triton.spelling import type_name
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol, mul, product
+from fusec.ir.index import Expr, Index, Symbol, minimum, mul, product, sub
 from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS, monoid_of
 from fusec.ir.types import DType
@@ -131,6 +131,8 @@ class _Emitter(Scalars):
             if not isinstance(s, Map | Store | Reduce | Scan):
                 continue
             self.domain = s.domain
+            if isinstance(s, Reduce) and s.awaits:
+                continue
             for load in (x for value in (s.values if isinstance(s, Scan) else (s.value,)) for x in loads(value)):
                 plain = load.buffer.space == "parameter" and not load.gathers
                 if plain and (self._is_own(load) or not isinstance(s, Store)):
@@ -311,6 +313,9 @@ class _Emitter(Scalars):
                 conditions.append(f"({text} >= 0) & ({text} < {self.index(move.extent)})")
         where = self.pointer(s.target, index)
         conditions += [live] if (live := self.mask()) else []
+        if s.posts:
+            self.line(f"_post(tl.broadcast_to({where}, [{shape}]), {value}, {self._live(shape)})")
+            return
         mask = " & ".join(f"({c})" for c in conditions) if len(conditions) > 1 else "".join(conditions)
         tail = f", mask={mask}" if mask else ""
         tail += PASSING if self.passing else ""
@@ -323,9 +328,9 @@ class _Emitter(Scalars):
             raise LoweringError("a reduction whose result is laid out in another order than its domain")
         lanes = len(remaining) == len(s.domain)
         self.spreads = self._meets_product(s.value)
-        value = self.scalar(s.value)
-        self.spreads = False
         shape = ", ".join(str(i.extent) for i in s.domain)
+        value = self._awaited(s.value, shape) if s.awaits and isinstance(s.value, Load) else self.scalar(s.value)
+        self.spreads = False
         wide = "tl.int32" if s.target.dtype.name == "bool" and not lanes else type_name(s.target.dtype)
         text = f"tl.broadcast_to({value}, [{shape}]).to({wide})"
         mask = self.mask(tuple(i for i in s.domain if lanes or i.var not in s.index))
@@ -342,6 +347,18 @@ class _Emitter(Scalars):
             text = table[s.op].format(name, text)
         self.line(f"{name} = {text}")
         self._forget(name)
+
+    def _awaited(self, load: Load, shape: str) -> str:
+        """What blocks before this one post."""
+        bits = f"_await(tl.broadcast_to({self.pointer(load.buffer, load.index)}, [{shape}]), {self._live(shape)})"
+        return self.once(
+            bits if load.dtype.is_integer else f"{bits}.to({type_name(load.dtype)}, bitcast=True)", "before"
+        )
+
+    def _live(self, shape: str) -> str:
+        """The points of the domain within its limits, as a block of this shape."""
+        live = self.mask()
+        return f"tl.broadcast_to({live}, [{shape}])" if live else f"tl.full([{shape}], True, tl.int1)"
 
     def _scan(self, s: Scan) -> None:
         self.domain = s.domain
@@ -361,10 +378,9 @@ class _Emitter(Scalars):
             factor = self.once(f"tl.broadcast_to({self.scalar(s.factor)}, [{shape}]).to({type_name(dtype)})", "factor")
             self.line(f"{running} = {factor} * {before} + {value}")
         elif s.op == "logaddexp":
-            ones = f"tl.full([{shape}], 1.0, {type_name(dtype)})"
-            pair = f"tl.associative_scan(({value}, {ones}), {axis}, _exponentials, reverse={s.reverse})"
-            self.line(f"{running}_max, {running}_sum = {pair}")
-            self.line(f"{running} = {function}({before}, {running}_max + tl.log({running}_sum))")
+            begin = sub(minimum(s.domain[axis].extent, s.domain[axis].count), 1) if s.reverse else 0
+            first = f"{self.axis(s.along)} == {self.index(begin)}"
+            self.line(f"{running} = _log_sums({value}, {before}, {first}, {axis}, {s.reverse})")
         else:
             scan = f"tl.associative_scan({value}, {axis}, {function}, reverse={s.reverse})"
             self.line(f"{running} = {function}({before}, {scan})")

@@ -34,6 +34,25 @@ def _nan_maximum(a, b):
 
 
 @triton.jit
+def _post(where, value, live):
+    # A number and a mark behind it in one word of 64 bits: who sees the mark sees the number.
+    word = (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+    tl.atomic_xchg(where.to(tl.pointer_type(tl.int64)), word, mask=live, sem="relaxed")
+
+
+@triton.jit
+def _await(where, live):
+    # What blocks before this one post. They are started before it, and wait for none behind them. Each number is one
+    # thread's, or a thread might go on with what another has seen.
+    where = where.to(tl.pointer_type(tl.int64))
+    word = tl.load(where, mask=live, other=1 << 32, volatile=True)
+    while tl.min(word >> 32) == 0:
+        late = (word >> 32) == 0
+        word = tl.where(late, tl.load(where, mask=live & late, other=0, volatile=True), word)
+    return word.to(tl.int32)
+
+
+@triton.jit
 def _logaddexp(a, b):
     # Of two infinities alike it is that infinity.
     apart = tl.where(a == b, 0.0, -tl.abs(a - b))
@@ -45,6 +64,22 @@ def _exponentials(a, s, b, t):
     # s exponentials of a and t of b, as so many of the larger of the two.
     power = tl.exp(tl.where(a == b, 0.0, -tl.abs(a - b)))
     return _nan_maximum(a, b), tl.where(a >= b, s + t * power, t + s * power)
+
+
+@triton.jit
+def _log_sums(value, before, first, axis: tl.constexpr, reverse: tl.constexpr):
+    # Running sums of exponentials below the largest number of all; where sums begin so far below that their logarithms
+    # lose digits, below the largest so far. NaN and infinities take the second way.
+    top = _nan_maximum(tl.expand_dims(tl.reduce(value, axis, _nan_maximum), axis), before)
+    start = tl.maximum(tl.expand_dims(tl.sum(tl.where(first, value, 0.0), axis), axis), before)
+    if tl.min((top - start <= 16.0).to(tl.int32)) == 1:
+        sums = tl.associative_scan(tl.exp(value - top), axis, _sum, reverse=reverse) + tl.exp(before - top)
+        running = top + tl.log(sums)
+    else:
+        ones = tl.full(value.shape, 1.0, value.dtype)
+        most, sums = tl.associative_scan((value, ones), axis, _exponentials, reverse=reverse)
+        running = _logaddexp(before, most + tl.log(sums))
+    return running
 
 
 @triton.jit

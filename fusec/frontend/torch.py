@@ -37,6 +37,7 @@ from fusec.frontend.torch_references import References
 from fusec.frontend.torch_results import Result, is_tensor
 from fusec.frontend.torch_row_counts import CountsRefused
 from fusec.frontend.torch_row_sets import ChosenRowsError
+from fusec.frontend.torch_scans import prepare_scans
 from fusec.frontend.torch_settings import ASKED, kept
 from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -99,6 +100,7 @@ def capture(
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
     """
+    prepare_scans()
     options: Any = {"fallback": fallback, "dynamic": dynamic, "opens": opens, "record": record, "edits": edits}
     run = partial(_filled, partial(_capture, f, args, kwargs, device=device, **options))
     try:

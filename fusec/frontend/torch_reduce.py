@@ -272,6 +272,16 @@ def _extreme_scan(op: str) -> Lowering:
     return lower
 
 
+def _recurrence(e: Emitter, x: Value, factor: Value) -> Value:
+    """``y[0] = x[0], y[t] = factor[t] * y[t - 1] + x[t]`` along the first axis: from a zero that adds nothing on."""
+    along = ScanAttributes(0)
+    shape = (x.type.shape[0], *(1 for _ in x.type.shape[1:]))
+    first = e.emit("eq", e.emit("iota", attributes=IotaAttributes(shape, 0, i64, x.type.device)), e.constant(0, i64))
+    factor = e.emit("select", first, e.constant(0, x.type.dtype), factor)
+    start = e.constant(-0.0 if x.type.dtype.is_float else 0, x.type.dtype)
+    return e.emit("recurrence", x, factor, e.broadcast(start, (1, *x.type.shape[1:])), attributes=along)
+
+
 def _logcumsumexp(e: Emitter, x: Value, dim: int) -> Value:
     x = e.cast(x, e.out.dtype)
     _require_float(e)
@@ -281,7 +291,10 @@ def _logcumsumexp(e: Emitter, x: Value, dim: int) -> Value:
 
 
 def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
-    """``max + log(sum(exp(x - max)))``, with a max that is infinite taken as 0."""
+    """``max + log(sum(exp(x - max)))``, or the max where it is infinite.
+
+    Maximum and sum are those of a softmax beside it, whose kernel (an attention's) then gives both.
+    """
     if not isinstance(dim, int) and not dim:
         raise Declined("over no dimensions, which the library refuses", final=True)
     x = e.cast(x, e.out.dtype)
@@ -291,10 +304,9 @@ def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
         raise Declined("of a 0-d or an empty tensor")
     wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
     top = e.reduce("reduce_max", wide, axes, keep=True)
-    infinite = e.emit("isinf", top)
-    top = e.emit("select", infinite, e.constant(0, wide.type.dtype), top)
     total = e.reduce("reduce_sum", e.emit("exp", e.emit("sub", wide, top)), axes, keep=True)
-    result = e.rounded(e.emit("add", e.emit("log", total), top), x.type.dtype)
+    finite = e.emit("add", e.emit("log", total), top)
+    result = e.rounded(e.emit("select", e.emit("isinf", top), top, finite), x.type.dtype)
     return e.reshape(result, e.out.shape)
 
 
@@ -373,6 +385,7 @@ REDUCTIONS: dict[str, Lowering] = {
     "cummax": _extreme_scan("cummax"),
     "cummin": _extreme_scan("cummin"),
     "logcumsumexp": _logcumsumexp,
+    "recurrence": _recurrence,
     "logsumexp": _logsumexp,
     "linalg_vector_norm": _vector_norm,
     "_cdist_forward": _distances,

@@ -43,6 +43,7 @@ from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_recording import mark_views
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_row_sets import RowSets
+from fusec.frontend.torch_scans import scans_as_ops
 from fusec.frontend.torch_scripts import scripts_as_written
 from fusec.frontend.torch_tensors import holding
 from fusec.ir.attributes import ExternAttributes
@@ -449,8 +450,9 @@ def tracing(trace: Trace) -> Iterator[None]:
     """Runs the body under the trace, below autograd, and keeps autocast from remembering fake tensors."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
+    scans = scans_as_ops(recurrences=trace.recording is None)
     try:
-        with torch._C._AutoDispatchBelowAutograd(), quiet_fake_tensors(), scripts_as_written(), trace:
+        with torch._C._AutoDispatchBelowAutograd(), quiet_fake_tensors(), scripts_as_written(), scans, trace:
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -86,6 +86,8 @@ class _State:
         self.writers: dict[Buffer, Array] = {}
         self.readers: dict[Buffer, Array] = {}
         self.point = -1
+        self.awaited: Buffer | None = None
+        """What the statement at hand waits for, and may read of earlier points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +169,8 @@ class _Interpreter:
         indices = _indices(statement.index, domain.symbols, domain.shape)
         if isinstance(statement, Store):
             indices = self._moved(statement, indices, domain)
+            if statement.posts:
+                self._write(statement.target, _marks(indices), np.ones((), statement.target.dtype.numpy))
         self._write(statement.target, indices, value)
 
     def _moved(self, store: Store, indices: tuple[Array, ...], domain: _Domain) -> tuple[Array, ...]:
@@ -189,7 +193,10 @@ class _Interpreter:
         if 0 in domain.shape:
             return
         accumulated = target.dtype.accumulator.numpy
+        if statement.awaits:
+            self._await(statement, domain)
         value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(accumulated)
+        self.state.awaited = None
         axes = _reduced_axes(statement, domain, used)
         ufunc = MONOIDS[statement.op].ufunc
         if axes:
@@ -202,6 +209,14 @@ class _Interpreter:
         else:
             whole[...] = ufunc(whole, value)
         self._write(target, indices, whole[indices])
+
+    def _await(self, statement: Reduce, domain: _Domain) -> None:
+        """Earlier points have posted what is read, for points are run in order here."""
+        assert isinstance(statement.value, Load)
+        buffer = self.state.awaited = statement.value.buffer
+        index = tuple(_plain(i) for i in statement.value.index)
+        if not self.state.arrays[buffer][_marks(_indices(index, domain.symbols, domain.shape))].all():
+            raise VerifyError(f"{self.kernel.name}: a grid point waits for what none before it posts to {buffer}")
 
     def _scan(self, statement: Scan, at: Points) -> None:
         domain = _domain(statement.domain, at)
@@ -312,7 +327,7 @@ class _Interpreter:
             indices = tuple(p[inside] for p in np.broadcast_arrays(*indices, inside)[:-1])
         writers = self.state.writers[buffer][indices]
         self.state.readers[buffer][indices] = self.state.point
-        if ((writers >= 0) & (writers != self.state.point)).any():
+        if buffer is not self.state.awaited and ((writers >= 0) & (writers != self.state.point)).any():
             raise VerifyError(f"{self.kernel.name}: a grid point reads what another wrote to {buffer}")
 
     def _write(self, buffer: Buffer, indices: tuple[Array, ...], value: Array) -> None:
@@ -403,6 +418,11 @@ def _indices(index: Sequence[Index], at: Points, shape: tuple[int, ...]) -> tupl
     if not indices or np.broadcast(*indices).shape == shape:
         return indices
     return tuple(np.broadcast_to(p, shape) for p in indices)
+
+
+def _marks(indices: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Where the marks of posted numbers lie."""
+    return (*indices[:-1], indices[-1] + 1)
 
 
 def _domain(iters: Sequence[Iter], at: Points) -> _Domain:

@@ -122,7 +122,8 @@ class Store:
 
     ``non_temporal``: what is stored goes past a CPU's caches to memory; nothing reads it soon. ``beside``: it is
     computed with the store before, which has its domain and whose value reads much of the same; neither reads what is
-    stored.
+    stored. ``posts``: points of the grid that come later wait for what is stored, in a reduction that ``awaits`` it.
+    It is a number of 32 bits at an even place of memory whose like behind it is not 0 from then on.
     """
 
     domain: tuple[Iter, ...]
@@ -132,6 +133,7 @@ class Store:
     non_temporal: bool = False
     prefetch: tuple[Load, ...] = ()
     beside: bool = False
+    posts: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class Reduce:
     With ``fresh`` the target need not be set before: it starts from the op's identity.
     The accumulation runs in the target's dtype, in any order. A ``loose`` max or min may pass over NaN.
     ``branches``: the value is ``select(c, x, identity)`` with one ``c`` for all points of the last iterator, and a CPU
-    doesn't compute ``x``, nor read what it is made of, where ``c`` is false.
+    doesn't compute ``x``, nor read what it is made of, where ``c`` is false. ``awaits``: the value is a load of what
+    earlier points of the grid post, and waits for it.
     """
 
     domain: tuple[Iter, ...]
@@ -152,6 +155,7 @@ class Reduce:
     fresh: bool = True
     loose: bool = False
     branches: bool = False
+    awaits: bool = False
 
 
 @dataclass(frozen=True)

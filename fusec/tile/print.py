@@ -131,6 +131,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Map() | Store():
             word = "map" if isinstance(statement, Map) else "stream" if statement.non_temporal else "store"
             word = f"beside {word}" if isinstance(statement, Store) and statement.beside else word
+            word = f"post and {word}" if isinstance(statement, Store) and statement.posts else word
             written = f"{statement.target.name}[{_subscripts(statement.index)}]"
             prefetch = _fetching(statement.prefetch)
             return [f"{pad}{word} {written} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]
@@ -139,7 +140,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             sign = "=" if statement.fresh else "<-"
             value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
             branching = " branching" if statement.branches else ""
-            return [f"{pad}reduce {written} {sign} {value}{_for(statement.domain)}{branching}"]
+            word = "await and reduce" if statement.awaits else "reduce"
+            return [f"{pad}{word} {written} {sign} {value}{_for(statement.domain)}{branching}"]
         case Scan():
             written = f"{statement.target.name}[{_subscripts(statement.index)}], {print_scalar(statement.carry)}"
             along = f" {'down' if statement.reverse else 'along'} {statement.along}"

@@ -106,7 +106,8 @@ class GemmNest:
     """Matmuls of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
 
     rights, sums: for each matmul, its right operand and its accumulator. stores: of the results, over the whole rows
-    and columns, where they read the accumulators at their positions in a tile.
+    and columns, where they read the accumulators at their positions in a tile. rows: over the batch, the first
+    position along K that it adds up, and the one behind its last; None where each adds up all.
     """
 
     batch: Iter
@@ -121,6 +122,7 @@ class GemmNest:
     sums: tuple[Load, ...]
     stores: tuple[Store, ...]
     tf32: bool
+    rows: tuple[ScalarExpr, ScalarExpr] | None = None
 
     @property
     def tiles(self) -> Index:

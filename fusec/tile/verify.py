@@ -167,6 +167,18 @@ class _Verifier:
         inner = self.domain(statement.domain, bound)
         self.access(statement.target, statement.index, known, inner, statement.domain)
         self.scalar(statement.value, known, inner, statement.domain)
+        if isinstance(statement, Store) and statement.posts:
+            self.posted(statement.target)
+
+    def posted(self, buffer: Buffer) -> None:
+        """Numbers of 32 bits, each with a mark behind it."""
+        if (
+            buffer.dtype.bits != 32
+            or buffer.shape[-1:] != (2,)
+            or buffer.strides[-1:] != (1,)
+            or self.kernel.language == "tir"
+        ):
+            self.fail(f"{buffer} has no pairs of a number of 32 bits and a mark, or is a CPU's")
 
     def reduce(self, statement: Reduce, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"reduce to {statement.target}"
@@ -179,6 +191,10 @@ class _Verifier:
             self.fail(f"{statement.op} into {statement.target.dtype}")
         if statement.branches:
             self.branches(statement)
+        if statement.awaits:
+            if not isinstance(statement.value, Load) or statement.value.buffer.space != "parameter":
+                self.fail("what is awaited is no load of a parameter")
+            self.posted(statement.value.buffer)
 
     def branches(self, statement: Reduce) -> None:
         value, last = statement.value, statement.domain[-1].var

@@ -150,3 +150,23 @@ def test_gradients(f: Any, sizes: tuple[int, ...]) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "p", "q", "ends"),
+    [
+        (4096, 512, 1024, [0, 70, 1000, 1000, 1064, 3001, 4000, 4001]),
+        (2048, 1000, 520, [5, 64, 64, 1999]),
+        (130, 136, 264, [0, 1, 130]),
+    ],
+)
+def test_sums_of_outer_products(rows: int, p: int, q: int, ends: list[int], dtype: Any) -> None:
+    """Groups of odd sizes, and rows behind the last one that are no numbers."""
+    x, y = (torch.randn(rows, n, device="cuda", dtype=dtype) for n in (p, q))
+    x[ends[-1] :], y[ends[-1] :] = torch.nan, torch.inf
+    compiled = fusec.jit(lambda x, y, ends: torch._grouped_mm(x.t(), y, offs=ends))
+    found = compiled(x, y, torch.tensor(ends, device="cuda", dtype=torch.int32))
+    for group, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)):
+        wanted = x[start:stop].double().t() @ y[start:stop].double()
+        torch.testing.assert_close(found[group].double(), wanted, rtol=2**-7, atol=2**-7)

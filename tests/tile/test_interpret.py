@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tile_harness import buffer, const, iters, kernel, load, op, sym, tile
 
 from fusec.errors import VerifyError
+from fusec.ir.index import Index, minimum
 from fusec.ir.types import bf16, bool_, f32, i32, i64
 from fusec.tile.interpret import run
+from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, RegisterTile, Store
 from fusec.tile.scalar import IndexValue
 
@@ -129,3 +133,29 @@ def test_arguments_are_checked():
     k = kernel("k", (out,), (Store(iters((i, 4)), out, (i,), const(1.0, f32)),))
     with pytest.raises(VerifyError, match="not float64"):
         run(k, [np.zeros(4)])
+
+
+def posting(at: Index, waits: int) -> Kernel:
+    """Three points that post numbers at ``at``; each adds up those of the first ``waits``."""
+    out, words, t = buffer("out", f32, (3,)), buffer("words", f32, (3, 2)), tile("t", f32, (1,))
+    one = iters((sym("one", 1), 1))
+    body = (
+        Store(one, words, (at, 0), op("cast", IndexValue(s, i64), dtype=f32), posts=True),
+        Alloc(t),
+        Reduce((Iter(j, 6, waits),), t, (0,), "sum", load(words, j, 0), awaits=True),
+        Store(one, out, (s,), load(t, 0)),
+    )
+    return replace(kernel("p", (words, out), (Grid(iters((s, 3)), body),)), language="triton")
+
+
+def test_what_earlier_points_post_may_be_read():
+    words, result = np.zeros((3, 2), np.float32), np.zeros(3, np.float32)
+    run(posting(s, s + 1), [words, result])
+    np.testing.assert_array_equal(result, [0, 1, 3])
+    np.testing.assert_array_equal(words[:, 1], 1)
+
+
+@pytest.mark.parametrize(("at", "waits"), [(s, s + 2), (2 - s, s + 1)], ids=["of a later point", "in another order"])
+def test_waiting_for_what_no_earlier_point_posts(at, waits):
+    with pytest.raises(VerifyError, match="waits for what none before it posts"):
+        run(posting(at, minimum(waits, 3)), [np.zeros((3, 2), np.float32), np.zeros(3, np.float32)])

@@ -62,6 +62,9 @@ BROKEN = [
     ((Reduce(DOMAIN, OUT, (0, 0), "any", const(True, bool_)),), "any into f32"),
     ((Reduce(DOMAIN, OUT, (0, 0), "sum", load(X, i, j), branches=True),), "what branches is no select"),
     ((branching(op("lt", IndexValue(j), const(3, i64), dtype=bool_)),), "the branch differs along j"),
+    ((Store((), OUT, (0, 0), const(1.0, f32), posts=True),), "no pairs of a number of 32 bits and a mark"),
+    ((Reduce(DOMAIN, OUT, (0, 0), "sum", const(1.0, f32), awaits=True),), "what is awaited is no load of a parameter"),
+    ((Reduce(DOMAIN, OUT, (0, 0), "sum", load(X, i, j), awaits=True),), "no pairs of a number of 32 bits and a mark"),
     ((branching(ODD, "max"),), "a branch that is not taken adds 0 to a sum"),
     ((branching(ODD, other=1.0),), "a branch that is not taken adds 0 to a sum"),
 ]

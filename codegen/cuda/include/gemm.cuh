@@ -13,6 +13,9 @@
 //     kDots                                  dots of one a with several b, side by side: 256 columns at most
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     row_tiles(), batches()                 how many there are, where kRowTiles or kBatches is -1
+//     kGrouped                               whether each batch adds up rows of its own along K, which memory's rows run
+//                                            across; kSteps is then the fewest steps of a tile
+//     first_k(batch), past_k(batch), all_k() where a batch's rows begin and end, and all end
 //     kStaged                                outputs stored through shared memory, 16 bits each
 //     kEights                                outputs of 8 bits of which `finish` packs pairs, behind those that are staged:
 //     store_eight(output, bytes, batch, row_tile, column_tile, row, column)
@@ -71,11 +74,38 @@ struct Shares {
     }
 };
 
+/// The steps along K of a tile. Of a batch's own rows the last ones may be no whole step, and there may be too few.
+template <typename Plan>
+struct Steps {
+    int first = 0, own = Plan::kSteps, rest = 0;
+
+    __device__ Steps(const Plan& plan, const Tiles<Plan>& tile) {
+        if constexpr (Plan::kGrouped) {
+            first = plan.first_k(tile.batch);
+            const int rows = max(plan.past_k(tile.batch) - first, 0), each = kDepth<typename Plan::Type>;
+            own = (rows + each - 1) / each;
+            rest = rows % each;
+        }
+    }
+
+    __device__ int count() const { return Plan::kGrouped ? max(own, Plan::kSteps) : Plan::kSteps; }
+
+    /// Where a step begins; those behind a batch's own lie behind all rows, where TMA reads zeros.
+    __device__ int start(const Plan& plan, int step) const {
+        const int each = kDepth<typename Plan::Type>;
+        if constexpr (Plan::kGrouped)
+            return step < own ? first + step * each : plan.all_k();
+        else
+            return step * each;
+    }
+};
+
 /// Operands of the steps from `first` to `last` of one tile.
 template <typename Plan>
 __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring,
                             const Tiles<Plan>& tile, const Shares<Plan>& shares, int first, int last) {
     using L = Layout<Plan>;
+    const Steps<Plan> steps(plan, tile);
     constexpr int kPartM = Plan::kTileM / Plan::kClusterN, kPartN = Plan::kTileN / Plan::kClusterM;
     constexpr int kBoxM = Plan::kTransposedA ? 64 : kPartM, kBoxN = Plan::kTransposedB ? 64 : kPartN;
     static_assert(kPartM % kBoxM == 0 && kPartN % kBoxN == 0, "a block fetches whole boxes, or waits forever");
@@ -84,7 +114,7 @@ __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barr
         Barrier& arrived = full[ring.stage];
         arrived.arrive_expecting(L::kStage);
         char* a = buffers + ring.stage * L::kStage;
-        int k = step * kDepth<typename Plan::Type>;
+        int k = steps.start(plan, step);
 #pragma unroll
         for (int i = shares.row_part * kPartM; i < (shares.row_part + 1) * kPartM; i += kBoxM)
             plan.load_a(a + i * kBoxRow, arrived, shares.same_rows, tile.batch, tile.row, i, k);
@@ -98,14 +128,30 @@ __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barr
     }
 }
 
+/// Makes another batch's rows of a buffer zeros, in which a step is not whole. Each consumer does, before it multiplies.
+template <typename Plan>
+__device__ void clear_rows(char* stage, int rows) {
+    constexpr int kBox = 64 * kBoxRow;
+    static_assert(Layout<Plan>::kStage % kBox == 0, "operands come in boxes of 64 rows along K");
+    const int each = (64 - rows) * kBoxRow, thread = threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int box = 0; box < Layout<Plan>::kStage / kBox; ++box)
+        for (int at = thread * 16; at < each; at += kWarpgroup * 16)
+            *reinterpret_cast<uint4*>(stage + box * kBox + rows * kBoxRow + at) = uint4{0, 0, 0, 0};
+    fence_async_shared();
+    named_sync(warpgroup_id(), kWarpgroup);
+}
+
 template <typename Plan>
 __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
     Shares<Plan> shares(rank);
     Ring<Plan::kStages> ring;
     const int count = Tiles<Plan>::count(plan);
-    for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster)
-        fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(plan, number, rank), shares, 0, Plan::kSteps);
+    for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster) {
+        const Tiles<Plan> tile(plan, number, rank);
+        fetch_steps<Plan>(plan, buffers, full, empty, ring, tile, shares, 0, Steps<Plan>(plan, tile).count());
+    }
 }
 
 /// Starts the MMAs of one step, which a consumer waits for.
@@ -179,11 +225,12 @@ __device__ void multiply_promoting(Sums<Plan>& acc, char* buffers, Barrier* full
 }
 
 /// The MMAs of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
-/// kPortions steps are multiplied, `at_end()` under the last. `scales` are those of the tile's steps.
+/// kPortions steps are multiplied, `at_end()` under the last. `scales` are those of the tile's steps. Of step `cut - 1`
+/// the first `rest` rows count, if any.
 template <typename Plan, int kPortions, typename Scales, typename Meanwhile, typename AtEnd>
 __device__ void multiply(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring,
                          int first_row, bool releases, int releases_at, int steps, Scales&& scales,
-                         const Meanwhile& meanwhile, const AtEnd& at_end) {
+                         const Meanwhile& meanwhile, const AtEnd& at_end, int cut = 0, int rest = 0) {
     using L = Layout<Plan>;
     if constexpr (Plan::kPromotes > 0) {
         multiply_promoting<Plan, kPortions>(acc, buffers, full, empty, ring, first_row, releases, releases_at, steps,
@@ -193,6 +240,8 @@ __device__ void multiply(Sums<Plan>& acc, char* buffers, Barrier* full, Barrier*
         int before = 0;
         auto next = [&](int step) {
             full[ring.stage].wait(ring.parity);
+            if constexpr (Plan::kGrouped)
+                if (rest > 0 && step + 1 == cut) clear_rows<Plan>(buffers + ring.stage * L::kStage, rest);
             multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
             wgmma_wait<1>();
             if (step > 0 && releases) empty[before].arrive_at(releases_at);
@@ -556,11 +605,13 @@ __device__ void multiply_deferring(const Plan& plan, char* buffers, char* stagin
         auto finish_last = [&](int portion) {
             if (any) deferred.finish(plan, portion, outlet, last, first_row);
         };
-        multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                                     StepScales<Plan>(plan, tile, first_row), finish_last, [&] {
-                                         outlet.fetch_first(plan, tile, first_row);
-                                         deferred.read_early(plan, tile);
-                                     });
+        const Steps<Plan> steps(plan, tile);
+        auto at_end = [&] {
+            outlet.fetch_first(plan, tile, first_row);
+            deferred.read_early(plan, tile);
+        };
+        multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, steps.count(),
+                                     StepScales<Plan>(plan, tile, first_row), finish_last, at_end, steps.own, steps.rest);
         deferred.take(plan, acc, tile, first_row);
         last = tile;
         any = true;
@@ -583,19 +634,21 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
     if (Plan::kPingPong && consumer == 1) named_arrive(3, 2 * kWarpgroup);
     const int count = Tiles<Plan>::count(plan);
     for (int number = blockIdx.x / L::kCluster; number < count; number += gridDim.x / L::kCluster, ++nth) {
+        Tiles<Plan> tile(plan, number, rank);
+        const Steps<Plan> steps(plan, tile);
         if (Plan::kPingPong && nth % 2 != consumer) {
-            ring.skip(Plan::kSteps);
+            ring.skip(steps.count());
             continue;
         }
-        Tiles<Plan> tile(plan, number, rank);
         Sums<Plan> acc;
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
         Prefetched<Plan, L::kFragments * L::kColumns / 2> prefetched;
-        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                          StepScales<Plan>(plan, tile, first_row), [](int) {}, [&] {
-                              outlet.fetch_first(plan, tile, first_row);
-                              prefetched.start(plan, tile, first_row);
-                          });
+        auto at_end = [&] {
+            outlet.fetch_first(plan, tile, first_row);
+            prefetched.start(plan, tile, first_row);
+        };
+        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, steps.count(),
+                          StepScales<Plan>(plan, tile, first_row), [](int) {}, at_end, steps.own, steps.rest);
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
         finish_tile(plan, acc, prefetched, outlet, tile, first_row);
     }

@@ -50,9 +50,9 @@ class TiledMatmuls(Matmuls):
         mo, no = symbol("mo", 0, last(row_tiles)), symbol("no", 0, column_tiles - 1)
         self.row_tiles, self.column_tiles = Iter.over(mo, row_tiles), Iter(no, column_tiles)
         self.step = symbol("k0", 0, depth - 1)
-        self.row = _tiled("row", "mi", rows, s.m, mul(mo, s.m), s.cluster[0])
-        self.column = _tiled("column", "ni", columns, s.n, mul(no, s.n), s.cluster[1])
-        self.depth = _tiled("k", "ki", depth, s.k, self.step, 1)
+        self.row = tiled("row", "mi", rows, s.m, mul(mo, s.m), s.cluster[0])
+        self.column = tiled("column", "ni", columns, s.n, mul(no, s.n), s.cluster[1])
+        self.depth = tiled("k", "ki", depth, s.k, self.step, 1)
         self.whole: dict[Symbol, Index] = {
             self.i: self.row.whole.var,
             self.j: self.column.whole.var,
@@ -127,7 +127,7 @@ class TiledMatmuls(Matmuls):
         return kinds.pop()
 
 
-def _tiled(name: str, inner: str, extent: Index, tile: int, first: Index, together: int) -> TiledAxis:
+def tiled(name: str, inner: str, extent: Index, tile: int, first: Index, together: int) -> TiledAxis:
     """An axis in tiles, of which so many run together."""
     limit = None if mod(extent, tile * together) == 0 else sub(extent, first)
     whole = Iter.over(symbol(name, 0, sub(extent, 1)), extent)

@@ -37,7 +37,8 @@ def outer_problem(context: LoweringContext, usual: Callable[[Index], int] = most
     (m, p), q = lhs.shape, rhs.shape[1]
     if not isinstance(p, int) or not isinstance(q, int) or not ends.size:
         raise LoweringError(f"outer products of {lhs} and {rhs}")
-    return OuterProblem(usual(m), ends.size, p, q, lhs.dtype.bits, lhs.dtype is f32)
+    halves = all(v.type.dtype.is_half for v in context.body.outputs)
+    return OuterProblem(usual(m), ends.size, p, q, lhs.dtype.bits, lhs.dtype is f32, halves)
 
 
 def lower_outer(context: LoweringContext, schedule: GpuOuterSchedule) -> LoweredGroup:
@@ -45,17 +46,49 @@ def lower_outer(context: LoweringContext, schedule: GpuOuterSchedule) -> Lowered
     return _Outer(context, schedule).lower()
 
 
-class _Outer:
-    def __init__(self, context: LoweringContext, schedule: GpuOuterSchedule) -> None:
-        self.context, self.schedule = context, schedule
+class OuterProducts:
+    """What kernels in all languages have in common: the operands' elements and where groups begin and end."""
+
+    def __init__(self, context: LoweringContext) -> None:
+        self.context = context
         self.problem = p = outer_problem(context)
         (self.op,) = context.anchors("grouped_outer")
         self.rows = rows = self.op.operands[0].type.shape[0]
-        s = schedule
-        self.row_tiles, self.column_tiles = ceildiv(p.p, s.m), ceildiv(p.q, s.n)
-        tiles = mul(self.row_tiles, self.column_tiles)
-        self.g, self.pid = symbol("g", 0, p.groups - 1), symbol("pid", 0, last(tiles))
+        self.wide = f32
+        self.g = symbol("g", 0, p.groups - 1)
         self.i, self.j, self.k = symbol("i", 0, p.p - 1), symbol("j", 0, p.q - 1), symbol("k", 0, last(rows))
+
+    def first_of(self, group: Index) -> ScalarExpr:
+        """A group's first row."""
+        before = self._end(maximum(sub(group, 1), 0))
+        has = Apply("ge", (IndexValue(group, i32), Const(1, i32)), bool_)
+        return Apply("select", (has, before, Const(0, i32)), i32)
+
+    def end_of(self, group: Index) -> ScalarExpr:
+        """Where a group ends by the data, within the rows; not before it begins."""
+        return Apply("maximum", (self._end(group), self.first_of(group)), i32)
+
+    def _end(self, group: Index) -> ScalarExpr:
+        end = self.context.inliner.at(self.op.operands[2], (group,))
+        end = end if end.dtype is i32 else Apply("cast", (end,), i32)
+        least = Apply("maximum", (end, Const(0, i32)), i32)
+        return Apply("minimum", (least, IndexValue(self.rows, i32)), i32)
+
+    def element(self, value: Value, index: tuple[Index, ...]) -> Load:
+        """An operand's element, in memory. LoweringError for one that is computed."""
+        element = self.context.inliner.at(value, index)
+        if not isinstance(element, Load) or any(x is not element for x in loads(element)):
+            raise LoweringError(f"{value} of outer products is not in memory")
+        return element
+
+
+class _Outer(OuterProducts):
+    def __init__(self, context: LoweringContext, schedule: GpuOuterSchedule) -> None:
+        super().__init__(context)
+        self.schedule = s = schedule
+        p, rows = self.problem, self.rows
+        self.row_tiles, self.column_tiles = ceildiv(p.p, s.m), ceildiv(p.q, s.n)
+        self.pid = symbol("pid", 0, last(mul(self.row_tiles, self.column_tiles)))
         self.mi, self.ni, self.ki = (symbol(n, 0, size - 1) for n, size in (("mi", s.m), ("ni", s.n), ("ki", s.k)))
         self.k0, self.k1 = symbol("k0", 0, last(rows)), symbol("k1", 0, last(rows))
         self.start, self.whole, self.end = (symbol(n, 0, most(rows)) for n in ("start", "whole", "end"))
@@ -118,10 +151,8 @@ class _Outer:
 
     def _bounds(self) -> list[Statement]:
         """A group's first row, its end, and the end of its whole steps."""
-        before = self._end_of(maximum(sub(self.g, 1), 0))
-        has = Apply("ge", (IndexValue(self.g, i32), Const(1, i32)), bool_)
-        start = Apply("select", (has, before, Const(0, i32)), i32)
-        end = Apply("maximum", (self._end_of(self.g), IndexValue(self.start, i32)), i32)
+        start = self.first_of(self.g)
+        end = Apply("maximum", (self._end(self.g), IndexValue(self.start, i32)), i32)
         code = [*self._scalar(self.start, start), *self._scalar(self.end, end)]
         length = sub(self.end, self.start)
         whole = add(self.start, mul(floordiv(length, self.schedule.k), self.schedule.k))
@@ -131,15 +162,7 @@ class _Outer:
         found = Buffer(self.context.unique(to.name), i32, (), (), "tile")
         return [Alloc(found), Map((), found, (), value), Let(to, Load(found, ()))]
 
-    def _end_of(self, group: Index) -> ScalarExpr:
-        """Where a group ends by the data, within the rows."""
-        end = self.context.inliner.at(self.op.operands[2], (group,))
-        end = end if end.dtype is i32 else Apply("cast", (end,), i32)
-        least = Apply("maximum", (end, Const(0, i32)), i32)
-        return Apply("minimum", (least, IndexValue(self.rows, i32)), i32)
-
     def _operand(self, value: Value, index: tuple[Index, ...], shift: dict[Symbol, Index]) -> Load:
-        element = reindex(self.context.inliner.at(value, index), shift)
-        if not isinstance(element, Load) or any(x is not element for x in loads(element)):
-            raise LoweringError(f"{value} of outer products is not in memory")
+        element = reindex(self.element(value, index), shift)
+        assert isinstance(element, Load)
         return element

@@ -12,7 +12,7 @@ from fusec.passes.families.languages import stream_of
 from fusec.passes.families.scan.cpu import lower_scan
 from fusec.passes.families.scan.gpu import lower_scan as lower_gpu_scan
 from fusec.passes.families.scan.match import match_scans
-from fusec.passes.families.scan.rows import attributes_of, in_order, independent, runs_across, scans_of
+from fusec.passes.families.scan.rows import attributes_of, in_order, independent, relays, runs_across, scans_of
 from fusec.passes.families.scan.schedule.cpu import ScanSchedule, across_schedule, along_schedule
 from fusec.passes.families.scan.schedule.gpu import GpuScanSchedule, recurrence_candidates, scan_candidates
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -59,6 +59,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
             across=across,
             outer=outer,
             cuts=cuts,
+            relays=relays(context),
             dear=dear,
             reverse=attributes_of(context).reverse,
         )

@@ -27,13 +27,14 @@ from fusec.ir.index import mul
 from fusec.ir.indexing import evaluate
 from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
+from fusec.passes.families.grouped.schedule.outer import HopperOuterSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
-from fusec.passes.select_gpu import GpuSelector
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
-from fusec.tile.templates import HopperGemm
+from fusec.tile.templates import HopperGemm, Pipeline
 
 SM_90 = gpu_target("cuda:sm_90")
 
@@ -306,3 +307,29 @@ def test_symbolic_rows_of_8_bits() -> None:
     assert [s.name for s in source.sizes] == ["M"]
     assert "kRowTiles = -1" in source.text
     assert "kEights = 1" in source.text
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize(("rows", "cluster"), [(4096, (2, 1)), (4224, (1, 2)), (4104, (1, 1))])
+def test_batches_with_rows_of_their_own(rows: int, cluster: tuple[int, int], tmp_path: Path) -> None:
+    """Outer products of groups: where a group's rows end is read on the device, and sums stay where they grow."""
+    text = f"""graph @outer(%x: bf16[16384, {rows}], %y: bf16[16384, 2048], %ends: i32[32]) {{
+        %g = grouped_outer(%x, %y, %ends) : bf16[32, {rows}, 2048]
+        return %g
+    }}"""
+
+    class With(GpuSelector):
+        def lower(self, context: LoweringContext) -> LoweredGroup:
+            return lower_with(context, HopperOuterSchedule(128, 256, 64, 4, Pipeline(*cluster, 8, False)))
+
+    (kernel,) = lower(parse(text), "cuda:sm_90", selector=With(SM_90)).program.kernels
+    source = emit_kernel(kernel, SM_90).text
+    for line in ("kGrouped = true", "kSteps = 4", "int all_k() const { return 16384; }", "int past_k(int batch) const"):
+        assert line in source, line
+    (cubin,) = compile_kernels([kernel], SM_90).cubins.values()
+    assert cubin.spills == 0
+    if disassembler() is not None:
+        (tmp_path / "kernel.cubin").write_bytes(cubin.code)
+        command = [str(disassembler()), str(tmp_path / "kernel.cubin")]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert len(set(re.findall(r"HGMMA\S* (R\d+)", code))) == 1

@@ -74,8 +74,21 @@ def columns(m: int, n: int, reverse: bool) -> str:
 }}"""
 
 
-def _cut(beside: int, chunk: int, parts: int = 1, *, across: bool = False) -> GpuSchedule:
-    return GpuScanSchedule(beside, chunk, Launch(4, 1), across, parts)
+def two(rows: int, length: int) -> str:
+    """A sum and a maximum, of what maps make, which is read again."""
+    t = f"f32[{rows}, {length}]"
+    return f"""graph @two(%x: {t}) {{
+  %e = tanh(%x) : {t}
+  %s = cumsum(%e) {{axis=1}} : {t}
+  %m = cummax(%e) {{axis=1}} : {t}
+  %d = sub(%s, %m) : {t}
+  %y = mul(%d, %e) : {t}
+  return %y, %s
+}}"""
+
+
+def _cut(beside: int, chunk: int, parts: int = 1, *, across: bool = False, relay: bool = False) -> GpuSchedule:
+    return GpuScanSchedule(beside, chunk, Launch(4, 1), across, parts, relay)
 
 
 CASES = {
@@ -116,6 +129,20 @@ CUT = {
     "logcumsumexp down in parts": (scan("logcumsumexp", (1, 1000), 1, reverse=True), _cut(1, 64, 8)),
     "cumsum of columns in parts": (scan("cumsum", (1000, 5), 0), _cut(4, 32, 8, across=True)),
     "cumsum of columns down in parts": (scan("cumsum", (1000, 5), 0, reverse=True), _cut(4, 32, 8, across=True)),
+    "cumsum relayed": (scan("cumsum", (3, 1000), 1), _cut(1, 64, 16, relay=True)),
+    "cumsum of rows side by side relayed": (scan("cumsum", (3, 1000), 1), _cut(2, 64, 16, relay=True)),
+    "cumsum down relayed": (scan("cumsum", (3, 1000), 1, reverse=True), _cut(1, 128, 8, relay=True)),
+    "cumprod of bf16 relayed": (scan("cumprod", (1, 1000), 1, "bf16"), _cut(1, 64, 16, relay=True)),
+    "cummax relayed": (scan("cummax", (2, 1024), 1), _cut(1, 64, 16, relay=True)),
+    "cummin of i32 relayed": (plain("cummin", (3, 999), 1, "i32"), _cut(1, 128, 8, relay=True)),
+    "cumsum of columns relayed": (scan("cumsum", (1000, 5), 0), _cut(4, 64, 16, across=True, relay=True)),
+    "cumsum of columns down relayed": (
+        scan("cumsum", (999, 5), 0, reverse=True),
+        _cut(4, 64, 16, across=True, relay=True),
+    ),
+    "cumsum relayed by squads": (scan("cumsum", (2, 1000), 1), _cut(1, 4, 250, relay=True)),
+    "cumsum down relayed by squads": (scan("cumsum", (2, 999), 1, reverse=True), _cut(2, 4, 250, relay=True)),
+    "two scans relayed": (two(3, 1000), _cut(1, 128, 8, relay=True)),
     "chain in chunks": (chain(5, 300), _cut(2, 64)),
 }
 """Graphs and schedules that they would not have at this size."""

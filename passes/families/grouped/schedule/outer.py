@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, Problem, gemm_candidates
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
 from fusec.passes.families.grouped.schedule.tiles import GroupTiles
 from fusec.passes.schedule.base import by_seconds
 from fusec.target.gpu import GpuTarget
@@ -17,8 +18,14 @@ class GpuOuterSchedule(GroupTiles):
 
 
 @dataclass(frozen=True)
+class HopperOuterSchedule(HopperGemmSchedule):
+    """The same by Hopper's pipeline of matmuls, whose blocks go from tile to tile."""
+
+
+@dataclass(frozen=True)
 class OuterProblem:
-    """``rows`` in ``groups``, ``p`` and ``q`` wide, of ``bits`` an element. exact: f32 by SIMT arithmetic."""
+    """``rows`` in ``groups``, ``p`` and ``q`` wide, of ``bits`` an element. exact: f32 by SIMT arithmetic. halves:
+    results of 16 bits."""
 
     rows: int
     groups: int
@@ -26,6 +33,7 @@ class OuterProblem:
     q: int
     bits: int
     exact: bool
+    halves: bool = False
 
 
 def outer_candidates(p: OuterProblem, target: GpuTarget) -> list[GpuOuterSchedule]:
@@ -36,3 +44,16 @@ def outer_candidates(p: OuterProblem, target: GpuTarget) -> list[GpuOuterSchedul
         if isinstance(s, GpuGemmSchedule) and s.split == 1 and not s.transposed and not s.persistent:
             found[GpuOuterSchedule(s.m, s.n, s.k, s.group, s.launch, s.seconds)] = None
     return sorted(found, key=by_seconds)
+
+
+def hopper_outer_candidates(p: OuterProblem, target: GpuTarget) -> list[HopperOuterSchedule]:
+    """Schedules of the pipeline, best predicted first: of a batch of matmuls, whose consumers have a tile together."""
+    if p.bits != 16:
+        return []
+    depth = max(-(-p.rows // p.groups), 1)
+    problem = HopperProblem(p.groups, p.p, p.q, depth, defers=p.halves, transposed=True)
+    return [
+        HopperOuterSchedule(s.m, s.n, s.k, s.stages, s.pipeline, s.seconds)
+        for s in hopper_candidates(problem, target)
+        if s.pipeline.split == 1 and not s.pipeline.ping_pong
+    ]

@@ -19,6 +19,7 @@ class GpuScanSchedule:
     """A block takes ``beside`` rows, ``chunk`` positions of them at a time.
 
     across: neighbours in memory are of neighbouring rows. parts: of a row, which one kernel reduces and another scans.
+    relay: a part is a chunk, and one kernel does both: its blocks wait for what those before them gave.
     """
 
     language: ClassVar[Language] = "triton"
@@ -27,11 +28,13 @@ class GpuScanSchedule:
     launch: Launch
     across: bool = False
     parts: int = 1
+    relay: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         sizes = (("rows", self.beside), ("chunk", self.chunk), ("warps", self.launch.warps))
-        return (*sizes, *((name, n) for name, n in (("parts", self.parts),) if n > 1))
+        parts = "relayed parts" if self.relay else "parts"
+        return (*sizes, *((name, n) for name, n in ((parts, self.parts),) if n > 1))
 
 
 MOST_WHOLE = 16384
@@ -57,6 +60,13 @@ the last position on half as many warps: 72 µs, 77 and 87."""
 MOST_PARTS = 2048
 """Parts of a row: as many as a block combines at once before it starts. Of 2**24 f32 57 µs, 1024 of them 58, 512 61."""
 
+RELAYED = ((4096, 4), (8192, 8), (4096, 8), (2048, 4))
+"""Positions of a part that waits for those before it, and warps. A row of 2**24 f32 on an H100: 46 µs, 48, 51 and 50;
+with 8192 positions and 16 warps 60."""
+
+MOST_RELAYED = 1 << 16
+"""Such parts of a row: each reads what all squads before it gave."""
+
 RATE = 0.9
 """What scans reach of memory's rate, as a first guess."""
 
@@ -77,7 +87,7 @@ def recurrence_candidates(
     for beside in widths:
         blocks = outer * ceil(rows / max(outer, 1) / beside) if across else ceil(rows / beside)
         seconds = _seconds(blocks, 1, stream, target)
-        made.append(GpuScanSchedule(beside, 1, Launch(max(1, beside // 32), AHEAD), across, 1, seconds))
+        made.append(GpuScanSchedule(beside, 1, Launch(max(1, beside // 32), AHEAD), across, 1, seconds=seconds))
     return made
 
 
@@ -91,11 +101,12 @@ def scan_candidates(
     across: bool,
     outer: int,
     cuts: bool,
+    relays: bool = False,
     dear: bool = False,
     reverse: bool = False,
 ) -> list[GpuScanSchedule]:
     """Schedules for ``rows`` rows in all, best predicted first. outer: rows that do not lie side by side; cuts: rows
-    may be cut into parts; dear: combining takes exponentials."""
+    may be cut into parts; relays: parts may wait for each other; dear: combining takes exponentials."""
     if across:
         beside = max(1, min(pow2(max(rows // max(outer, 1), 1)), NEAR_BYTES * 8 // max(bits, 8)))
         chunk = min(pow2(max(length, 1)), ACROSS)
@@ -116,7 +127,20 @@ def scan_candidates(
         blocks = outer * ceil(rows / max(outer, 1) / beside) if across else ceil(rows / beside)
         parts = _parts(blocks, length, chunk, target) if cuts else 1
         seconds = _seconds(blocks, parts, stream, target)
-        made.append(GpuScanSchedule(beside, chunk, Launch(warps, 1), across, parts, seconds))
+        made.append(GpuScanSchedule(beside, chunk, Launch(warps, 1), across, parts, seconds=seconds))
+    if relays and cuts and not across and made[0].parts > 1:
+        return [*_relayed(rows, length, stream, target), *made]
+    return made
+
+
+def _relayed(rows: int, length: int, stream: Stream, target: GpuTarget) -> list[GpuScanSchedule]:
+    """Schedules whose parts wait for those before them."""
+    made = []
+    for chunk, warps in RELAYED:
+        parts = ceil(length / chunk)
+        if 4 <= parts <= MOST_RELAYED:
+            seconds = target.rates.launch + _seconds(rows * parts, 1, stream, target)
+            made.append(GpuScanSchedule(1, chunk, Launch(warps, 1), False, parts, True, seconds))
     return made
 
 
