@@ -166,6 +166,7 @@ def test_a_file_that_cant_be_written_is_said(tmp_path):
         pytest.fail("the work began")
 
 
+@pytest.mark.nightly
 def test_processes_write_one_file(tmp_path):
     trace = tmp_path / "trace.json"
     _run(tmp_path, trace, "fork", "spawn", "forkserver")

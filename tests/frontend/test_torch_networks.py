@@ -142,6 +142,7 @@ def test_transformer_layers(norm_first: bool, activation: str) -> None:
     compare(nn.TransformerDecoderLayer(**options), BATCH, BATCH, tgt_mask=causal(12), memory_key_padding_mask=PADDING)
 
 
+@pytest.mark.nightly
 def test_whole_transformers() -> None:
     torch.manual_seed(0)
     compare(nn.TransformerEncoder(nn.TransformerEncoderLayer(**ENCODER), 2), BATCH)

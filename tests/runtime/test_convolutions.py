@@ -42,6 +42,7 @@ IN_PADDING = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shapes", [ONE_WINDOW, IN_PADDING], ids=["one-window", "in-padding"])
 def test_what_one_dnn_gets_wrong_with_channels_last(shapes):
     """In a process whose new memory holds what is no zero: a crash, and memory of others, are seen."""

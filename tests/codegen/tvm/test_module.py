@@ -153,7 +153,7 @@ assert ("tvm" in sys.modules) != openmp, "the compiler is loaded for its thread 
 """
 
 
-@pytest.mark.parametrize("threads", ["openmp", "tvm's own"])
+@pytest.mark.parametrize("threads", [pytest.param("openmp", marks=pytest.mark.nightly), "tvm's own"])
 def test_another_process_runs_the_bytes_without_the_compiler(tmp_path, threads):
     path = tmp_path / "module"
     path.write_bytes(compile_kernels([row_kernel()], cpu_target()).to_bytes())
