@@ -69,7 +69,7 @@ def test_through_torch_compile(name: str, check: str) -> None:
 def test_what_is_known_names_a_row() -> None:
     for key in KNOWN:
         name, dtype, check = key.split()
-        assert name in OPS
+        assert name in OPS or name == "native_group_norm"  # which PyTorch 2.11's op_db lacks
         assert (dtype, check) in {
             (d, c) for d in ("f32", "bf16") for c in ("forward", "specials", "dynamo", "gradients")
         }

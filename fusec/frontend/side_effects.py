@@ -31,7 +31,7 @@ from fusec.frontend.held import State, contents, is_torch_tensor, parts, put_bac
 from fusec.frontend.insides import MISSING
 from fusec.frontend.kinds import true_value
 from fusec.frontend.memos import HeldMemo, MemoCall, is_memo
-from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
+from fusec.frontend.raw import attributes_of, classes_of, is_a, is_in_class, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.stand_in_types import adds_stand_ins
 from fusec.frontend.standing_for import STANDS
@@ -287,7 +287,7 @@ class Snapshots:
     def _is_holder(self, value: object) -> bool:
         if is_a(value, np.ndarray):
             return self._holds_arrays and type(value) is np.ndarray and value.nbytes <= _MOST_BYTES
-        if is_a(value, *_HOLDERS) or STANDS in table_of(type(value)):
+        if is_a(value, *_HOLDERS) or is_in_class(type(value), STANDS):
             return True
         module = table_of(type(value)).get("__module__")
         is_opaque = type(module) is str and (module in _OPAQUE or module.partition(".")[0] in _OPAQUE)
