@@ -71,7 +71,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
         return [replace(s, seconds=t) for s, t in zip(found, seconds, strict=True)]
 
     held: list[GpuRowSchedule] = []
-    if machine.writes_cuda(context) and not across and not (machine.triton and _is_light(context)):
+    if machine.writes_cuda(context) and not across and not (machine.triton and _is_loss(context)):
         held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
     return in_both(context, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
 
@@ -111,11 +111,17 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
 
 
 def _is_light(context: LoweringContext) -> bool:
-    """Whether a kernel's dear functions are exponentials below a row's maximum, and its elements of 16 bits: a loss and
-    its gradient."""
+    """Whether a kernel's dear functions are exponentials below a row's maximum, and its elements of 16 bits: a softmax, a
+    loss and its gradient."""
     sums = [op for op in _anchors(context) if is_one_or_more(op, context.producers)]
     most = max(v.type.most for o in _anchors(context) for v in o.operands)
     return bool(sums) and all(v.type.dtype.bits == 16 for v in context.body.outputs if v.type.most >= most)
+
+
+def _is_loss(context: LoweringContext) -> bool:
+    """Whether such a kernel has a target in each row: CUDA's clusters, whose exponentials are exact, take 1.5 times
+    Triton's time for a loss and its gradient, and three quarters of it for a softmax alone."""
+    return _is_light(context) and any(v.type.dtype.kind in ("int", "uint") for v in context.body.inputs)
 
 
 def _late_outputs(context: LoweringContext) -> list[Value]:
