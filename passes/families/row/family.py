@@ -111,8 +111,8 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
 
 
 def _is_light(context: LoweringContext) -> bool:
-    """Whether a kernel's dear functions are exponentials below a row's maximum, and its elements of 16 bits: a softmax, a
-    loss and its gradient."""
+    """Whether a kernel's dear functions are exponentials below a row's maximum, and its elements of 16 bits: a softmax,
+    a loss and its gradient."""
     sums = [op for op in _anchors(context) if is_one_or_more(op, context.producers)]
     most = max(v.type.most for o in _anchors(context) for v in o.operands)
     return bool(sums) and all(v.type.dtype.bits == 16 for v in context.body.outputs if v.type.most >= most)
