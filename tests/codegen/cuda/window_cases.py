@@ -37,7 +37,15 @@ class Case:
     after: Callable[[Any], Any] = F.relu
 
     def function(self, x: Any, w: Any, b: Any) -> Any:
-        return self.after(F.conv2d(x, w, b, *self.numbers, self.groups))
+        """Of groups of one channel, products of windows: ``F.conv2d`` is a sum of them."""
+        if self.groups < self.shape[1]:
+            return self.after(F.conv2d(x, w, b, *self.numbers, self.groups))
+        stride, padding, dilation = (n if isinstance(n, tuple) else (n, n) for n in self.numbers)
+        seen = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+        for axis, (size, step, apart) in enumerate(zip(self.window, stride, dilation, strict=True)):
+            seen = seen.unfold(2 + axis, (size - 1) * apart + 1, step)[..., ::apart]
+        made = torch.einsum("nchwyx,cyx->nchw", seen, w[:, 0]) + b[:, None, None]
+        return self.after(made).contiguous(memory_format=torch.channels_last)
 
     @cached_property
     def graph(self) -> Graph:
@@ -70,6 +78,12 @@ def _silu_in_float(x: Any) -> Any:
 
 
 CASES = {
+    "depthwise": Case((2, 16, 9, 10), 16, 16, (3, 3), (1, 1, 1), WindowTile(9, 16, 16, 4)),
+    "parts": Case((1, 32, 19, 21), 32, 32, (7, 7), (1, 3, 1), WindowTile(6, 8, 16, 4, 2)),
+    "apart": Case((1, 24, 14, 13), 24, 24, (5, 5), (2, 2, 1), WindowTile(3, 8, 8, 2)),
+    "dilated": Case((1, 16, 12, 15), 16, 16, (3, 2), (1, (2, 1), 2), WindowTile(6, 16, 16, 4, 2)),
+    "uneven": Case((1, 16, 9, 15), 16, 16, (2, 5), ((1, 3), (0, 2), 1), WindowTile(8, 8, 16, 2, 2), "float16"),
+    "float result": Case((1, 8, 5, 6), 8, 8, (3, 3), (1, 1, 1), WindowTile(5, 8, 8, 1), after=_silu_in_float),
     "groups of 8": Case((2, 64, 9, 10), 64, 8, (3, 3), (1, 1, 1), WindowTile(5, 10, 64, 8)),
     "groups of 16": Case((1, 64, 9, 19), 64, 4, (3, 3), (2, 1, 1), WindowTile(3, 5, 32, 4)),
     "twice the columns": Case((1, 32, 7, 9), 64, 4, (2, 3), (1, (0, 1), (1, 2)), WindowTile(2, 7, 32, 8), "float16"),
