@@ -63,8 +63,8 @@ class GpuSelector:
         return family_of(context.op).gpu.library(context, self.target)
 
     def _own(self, context: LoweringContext) -> list[Alternative]:
-        """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted; the best
-        first."""
+        """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted to be less; the
+        best first."""
         pieces = family_of(context.op).gpu.pieces(context)
         calls = [a for a in self._library(context) if a.seconds < inf] if self.calls else []
         try:
@@ -75,6 +75,7 @@ class GpuSelector:
             found = []
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
+        calls = [a for a in calls if not found or a.seconds < found[0].seconds]
         others = [*(replace(p, seconds=self._seconds_of(context, p)) for p in pieces), *calls]
         sooner = sorted((a for a in others if not found or a.seconds < found[0].seconds), key=by_seconds)
         return [*sooner, *own[:1], *(a for a in others if a not in sooner), *own[1:]]

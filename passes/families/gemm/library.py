@@ -52,8 +52,9 @@ _SHARE, _AROUND = 0.85, 8e-6
 by up to a fifth (H200, TFLOP/s: 768×3072 results of K 8192 712, 300×4096 of 4096 428, 8192×1152 of 4304 662). A kernel
 of ours that needs longer than this has no good schedule for the shape: 72 tiles of 128×256 for 132 SMs took 76 µs,
 the library 54."""
-_AROUND_F32 = 12e-6
-"""The same of f32, whose rate is ``LIBRARY_SHARE_F32`` of multiply-adds' (H200, 512×1024×1024: 33 µs)."""
+_AROUND_F32, _BIASED_F32 = 12e-6, 15e-6
+"""The same of f32, whose rate is ``LIBRARY_SHARE_F32`` of multiply-adds' (H200, 512×1024×1024: 33 µs), and what its
+kernels that add a bias may take more (128×1024×1024: 15 µs, and 33 with bias and relu)."""
 
 
 def library_alternatives(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
@@ -117,6 +118,7 @@ def _seconds(context: LoweringContext, matmuls: Sequence[FoundMatmul], target: G
     rate, around = (LIBRARY_SHARE_F32 * rates.simt, _AROUND_F32) if single else (_SHARE * rates.tensor, _AROUND)
     read = sum(v.type.most_bytes for v in dict.fromkeys(matmuls[0].call.operands))
     moved = rates.moved(read, matmuls[0].value.type.most_bytes)
+    around += _BIASED_F32 if single and matmuls[0].matmul.bias is not None else 0.0
     seconds = around + hypot(2.0 * dot.result.type.size * contraction(dot).k / rate, moved)
     for rest in pieces_of(context, matmuls).ops[1:]:
         sides = (sum(v.type.most_bytes for v in side) for side in (rest.operands, rest.results))
