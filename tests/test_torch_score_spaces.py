@@ -186,9 +186,12 @@ def test_no_scores_are_saved(name: str, saved: list[Any]) -> None:
     assert not holds_scores([shape for shape in saved if shape not in own])
 
 
+SELDOM = [pytest.param(function, marks=pytest.mark.nightly) for function in (grouped, sigmoid)]
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("function", [capped, in_floats])
+@pytest.mark.parametrize("function", [capped, in_floats, *SELDOM])
 def test_other_types(function: Callable[..., Any], dtype: Any, saved: list[Any]) -> None:
     check(function, *operands(dtype))
     assert saved
@@ -215,7 +218,7 @@ def test_through_torch_compile(name: str, saved: list[Any]) -> None:
     assert saved
 
 
-@pytest.mark.parametrize("function", [capped, grouped])
+@pytest.mark.parametrize("function", [capped, grouped, pytest.param(plain, marks=pytest.mark.nightly)])
 def test_the_row_sum_is_of_outputs(function: Callable[..., Any], saved: list[Any], monkeypatch: Any) -> None:
     """No reduction over the columns of scores is left in a backward."""
     seen: list[Any] = []
