@@ -25,7 +25,7 @@ from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
 
 SQUAD = 64
 """Parts that say together what they give: a part of a row of 4096 else reads 2048 numbers on average. 2**24 f32 on an
-H100: 46 µs, without squads 78."""
+H200: 46 µs, without squads 78."""
 
 HELD_FLOPS = 4
 """A value that is scanned and read again is kept where computing it again costs more than this."""
