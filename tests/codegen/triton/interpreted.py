@@ -84,13 +84,14 @@ class Libdevice:
 
 
 def _patch_interpreter() -> None:
-    """Products of bf16, which it keeps as integers, and loops over its scalars, which NumPy has stopped to convert.
+    """Products of bf16, which it keeps as integers, loops over its scalars, which NumPy has stopped to convert, and
+    atomics, which go through a block that is broadcast as if it lay in memory.
 
     And most of its time: each sum of int32 is made a second time in int64 to see whether it fits, which it does at
     these extents, and each call of a function by a kernel wraps the language in one more layer, for good.
     """
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-    cast = interpreter.InterpreterBuilder.cast_impl
+    cast, atomic = interpreter.InterpreterBuilder.cast_impl, interpreter.InterpreterBuilder.create_atomic_rmw
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
@@ -110,6 +111,11 @@ def _patch_interpreter() -> None:
     def create_dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
         return dot(self, widened(a), widened(b), *rest)
 
+    def create_atomic_rmw(self: Any, op: Any, *blocks: Any) -> TensorHandle:
+        *blocks, order, scope = blocks
+        laid_out = [TensorHandle(np.ascontiguousarray(b.data), b.dtype) for b in blocks]
+        return atomic(self, op, *laid_out, order, scope)
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.fn.__module__.startswith("fusec_triton_"):  # it sees the language that the kernel sees
             return self.rewrite()(*args, **kwargs)
@@ -122,6 +128,7 @@ def _patch_interpreter() -> None:
     interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
     interpreter.InterpreterBuilder.cast_impl = cast_impl
+    interpreter.InterpreterBuilder.create_atomic_rmw = create_atomic_rmw
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
     interpreter.ScanOps.generic_scan = _scan_by_steps
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
