@@ -916,7 +916,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "plain_product_reads_past_its_depth",
         "fusec.passes.families.gemm.tiles",
-        "_tiled",
+        "tiled",
         "limit = None if mod(extent, tile * together) == 0 else sub(extent, first)",
         "limit = None",
         ("tests/passes/families/gemm/test_gpu.py::test_a_depth_that_is_no_multiple_of_the_tile",),
