@@ -16,6 +16,13 @@ import fusec  # noqa: E402
 from fusec.frontend.torch_modes import dispatch_modes  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def none_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's note is the process's: threads of other tests, whose modes end in any order, may have left it on."""
+    monkeypatch.setattr(_python_dispatch, "_is_in_torch_dispatch_mode", False)
+    monkeypatch.setattr(_python_dispatch, "_is_in_non_infra_torch_dispatch_mode", False)
+
+
 def in_a_mode() -> bool:
     return bool(_python_dispatch.is_in_torch_dispatch_mode())
 
