@@ -21,6 +21,7 @@ from fusec.ir.attributes import (
     Scalar,
     ShapeAttributes,
 )
+from fusec.ir.builder import unused_name
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -89,12 +90,7 @@ class Sweep:
             self.constants.setdefault(_constant_key(op.attributes), op.result)
 
     def unique(self, base: str) -> str:
-        name, count = base, 0
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return name
+        return unused_name(base, self.names)
 
 
 def _constant_key(attributes: ConstantAttributes) -> tuple[object, ...]:

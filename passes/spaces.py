@@ -16,6 +16,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.passes.families.scores.match import Space, fits, parts_of, space_above
 from fusec.passes.groups.partition import Partition
 from fusec.passes.normalizers import divide_results
+from fusec.passes.own_copies import OwnCopies
 from fusec.runtime.program import Declined
 
 
@@ -78,9 +79,7 @@ class _Cloner:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.names = {v.name for v in partition.graph.inputs}
-        self.names |= {v.name for op in partition.graph.ops for v in op.results}
-        self.before: dict[Op, list[Op]] = {}
+        self.own = OwnCopies(partition.graph, "_again")
         self.changed: dict[Op, Op] = {}
         self._copies: dict[Value, Value] = {}
 
@@ -91,43 +90,26 @@ class _Cloner:
     def detach(self, space: Space, consumer: Op, side: int) -> None:
         """Lets a consumer read copies of what it reads of the space."""
         members = {*space.products, *space.between}
-        made: list[Op] = []
-        value = self._copy(consumer.operands[side], members, made)
-        self.before.setdefault(consumer, []).extend(made)
+        value = self._copy(consumer.operands[side], members, consumer)
         operands = tuple(value if k == side else v for k, v in enumerate(consumer.operands))
         self.changed[consumer] = replace(consumer, operands=operands)
 
-    def _copy(self, value: Value, members: set[Op], made: list[Op]) -> Value:
+    def _copy(self, value: Value, members: set[Op], reader: Op) -> Value:
         """The copy of a value of the space, or of a view of one; any other value as it is."""
         if value in self._copies:
             return self._copies[value]
         op = self.partition.producers.get(value)
         if op is None or not (op in members or op in self.partition.free):
             return value
-        operands = op.operands if op.name == "dot" else self._copy_all(op.operands, members, made)
+        operands = op.operands if op.name == "dot" else self._copy_all(op.operands, members, reader)
         if op not in members and operands == op.operands:
             return value
-        results = tuple(replace(v, name=self._name(v.name)) for v in op.results)
-        made.append(replace(op, operands=operands, results=results))
-        self._copies.update(zip(op.results, results, strict=True))
+        made = self.own.copy(op, operands, reader)
+        self._copies.update(zip(op.results, made.results, strict=True))
         return self._copies[value]
 
-    def _copy_all(self, values: Sequence[Value], members: set[Op], made: list[Op]) -> tuple[Value, ...]:
-        return tuple(self._copy(v, members, made) for v in values)
-
-    def _name(self, name: str) -> str:
-        found, count = f"{name}_again", 1
-        while found in self.names:
-            count += 1
-            found = f"{name}_again{count}"
-        self.names.add(found)
-        return found
+    def _copy_all(self, values: Sequence[Value], members: set[Op], reader: Op) -> tuple[Value, ...]:
+        return tuple(self._copy(v, members, reader) for v in values)
 
     def graph(self) -> Graph:
-        graph = self.partition.graph
-        if not self.changed:
-            return graph
-        ops: list[Op] = []
-        for op in graph.ops:
-            ops += [*self.before.get(op, ()), self.changed.get(op, op)]
-        return graph.with_ops(ops)
+        return self.own.with_readers(self.changed)

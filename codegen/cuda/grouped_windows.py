@@ -4,20 +4,14 @@
 from __future__ import annotations
 
 from fusec.codegen.cuda.plan import PlanWriter
-from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import is_widened, memory_type
-from fusec.errors import LoweringError
-from fusec.ir.stepping import step_of
+from fusec.codegen.cuda.spelling import memory_type
 from fusec.passes.families.gemm.schedule.windows import WindowsProblem, shared_bytes
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Store
-from fusec.tile.scalar import Load, offset_of
 from fusec.tile.templates import GroupedConvolution
 
-_EIGHT = 8
-"""Neighbours of a row that leave together."""
 _MOST_THREADS = 512
 """Of an SM: each has 128 registers, which hold a channel's weights and sums."""
 _OWN_NAMES = """Plan Type n y x k row column values staged output eight image weight finish send kImages kHeight kWidth
@@ -40,7 +34,7 @@ class _Emitter(PlanWriter):
 
     def emit(self) -> KernelSource:
         t, kernel = self.template, self.kernel
-        leaving = [self._leaves_in_eights(s) for s in self.stores]
+        leaving = [self.leaves_in_eights(s) for s in self.stores]
         self._constants(sum(leaving))
         self.members()
         self._image()
@@ -53,10 +47,8 @@ class _Emitter(PlanWriter):
         parts = t.windows.groups * t.windows.channels // t.tile.channels
         blocks = -(-rows.count // t.tile.rows) * -(-wide.count // t.tile.wide) * parts * t.windows.batch
         problem = WindowsProblem(t.windows.batch, rows, wide, *n, 0, 0)
-        shared, body = (
-            shared_bytes(problem, t.tile),
-            "depthwise_windows" if t.windows.channels == 1 else "grouped_windows",
-        )
+        shared = shared_bytes(problem, t.tile)
+        body = "depthwise_windows" if t.windows.channels == 1 else "grouped_windows"
         together = min(_MOST_THREADS // threads, max(1, self.target.shared_memory // shared))
         return KernelSource(
             kernel.name,
@@ -95,35 +87,9 @@ class _Emitter(PlanWriter):
 
     def _weight(self) -> None:
         """An element of the right operand, read or computed."""
-        value, dtype = self.template.weight, self.template.image.dtype
         self.writer.line()
-        with self.writer.block("Type weight(int k, int column) const"), self.names.scope():
-            scalars = Scalars(
-                self.style, self.names, lambda x: self._read(x, scalars), self.index, self.writer.line, [value]
-            )
-            if isinstance(value, Load) and value.dtype is dtype:
-                self.writer.line(f"return {self._element(value, scalars)};")
-            else:
-                self.writer.line(f"return {bare(stored(scalars.value(value), value.dtype, dtype))};")
-
-    def _read(self, load: Load, scalars: Scalars) -> str:
-        text = self._element(load, scalars)
-        return f"float({text})" if is_widened(load.dtype) else text
-
-    def _element(self, load: Load, scalars: Scalars) -> str:
-        if load.buffer.space != "parameter":
-            raise LoweringError(f"tile {load.buffer} in a matmul's operand")
-        flat = offset_of(load.buffer, load.index)
-        where = bare(self.index(flat)) if flat is not None else scalars.gathered(load)
-        return f"{self.buffers[load.buffer]}[{where}]"
-
-    def _leaves_in_eights(self, s: Store) -> bool:
-        """Whether eight neighbouring columns of 16-bit results are 16 bytes at a multiple of that."""
-        if s.target.dtype.bits != 16 or not s.target.dtype.is_float:
-            return False
-        flat = offset_of(s.target, s.index)
-        step = step_of(flat, self.n.var, _EIGHT) if flat is not None else None
-        return step is not None and step.along == 1 and step.multiple % _EIGHT == 0
+        with self.writer.block("Type weight(int k, int column) const"):
+            self.operand(self.template.weight, self.template.image.dtype, self.index)
 
     def _finish(self, leaving: list[bool]) -> None:
         head = f"int row, int column, const float (&values)[1][2], u32 (&staged)[{max(sum(leaving), 1)}]"
@@ -134,8 +100,4 @@ class _Emitter(PlanWriter):
     def _send(self, stores: list[Store]) -> None:
         self.writer.line()
         with self.writer.block("void send(int output, int row, int column, const Vec<u32, 4>& eight) const"):
-            for number, s in enumerate(stores):
-                flat = offset_of(s.target, s.index)
-                assert flat is not None
-                where = self.address(self.buffers[s.target], self.index(flat))
-                self.writer.line(f"if (output == {number}) store(reinterpret_cast<u32*>({where}), eight);")
+            self.send_eights(stores)

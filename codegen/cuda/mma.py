@@ -8,12 +8,10 @@ from dataclasses import replace
 from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
-from fusec.codegen.cuda.scalars import Scalars, bare, stored
+from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import is_widened, memory_type
-from fusec.errors import LoweringError
+from fusec.codegen.cuda.spelling import memory_type
 from fusec.ir.index import Index
-from fusec.ir.stepping import step_of
 from fusec.tile.expand import tile_stores
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store
@@ -63,7 +61,7 @@ class _Emitter(PlanWriter):
         left = self._operand(self.nest.left, self.row)
         rights = [self._operand(right, self.column) for right in self.nest.rights]
         right = alike(rights)
-        leaving = [self._leaves_in_eights(s) for s in self.stores]
+        leaving = [self.leaves_in_eights(s) for s in self.stores]
         self._constants(left, right, sum(leaving))
         self.members()
         self._elements("left", "int batch, int row, int k", [left], left)
@@ -125,41 +123,13 @@ class _Emitter(PlanWriter):
             text = self._index(flat)
             self.writer.line(f"return {self.buffers[value.buffer]}{'' if text == '0' else f' + {bare(text)}'};")
             return
-        with self.names.scope():
-            scalars = Scalars(
-                self.style, self.names, lambda x: self._read(x, scalars), self._index, self.writer.line, [value]
-            )
-            if isinstance(value, Load):
-                flat = offset_of(value.buffer, value.index)
-                where = bare(self._index(flat)) if flat is not None else scalars.gathered(value)
-                self.writer.line(f"return {self.buffers[value.buffer]}[{where}];")
-                return
-            self.writer.line(f"return {bare(stored(scalars.value(value), value.dtype, self.dtype))};")
-
-    def _read(self, load: Load, scalars: Scalars) -> str:
-        if load.buffer.space != "parameter":
-            raise LoweringError(f"tile {load.buffer} in a matmul's operand")
-        flat = offset_of(load.buffer, load.index)
-        where = bare(self._index(flat)) if flat is not None else scalars.gathered(load)
-        text = f"{self.buffers[load.buffer]}[{where}]"
-        return f"float({text})" if is_widened(load.dtype) else text
+        self.operand(value, self.dtype, self._index)
 
     def _index(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""
         return spell_index(e, self.named)
 
     # The epilogue
-
-    def _leaves_in_eights(self, s: Store) -> bool:
-        """Whether eight neighbours of a row of 16-bit results are 16 bytes at a multiple of that."""
-        if not self.vectors or s.target.dtype.bits != 16 or not s.target.dtype.is_float:
-            return False
-        flat, limit = offset_of(s.target, s.index), self.n.limit
-        ends = step_of(limit, self.n.var, _EIGHT) if limit is not None else None
-        if flat is None or (limit is not None and (ends is None or ends.multiple % _EIGHT)):
-            return False
-        step = step_of(flat, self.n.var, _EIGHT)
-        return step is not None and step.along == 1 and step.multiple % _EIGHT == 0
 
     def _finish(self, leaving: list[bool]) -> None:
         head = "int batch, int row_tile, int column_tile, int row, int column"
@@ -173,11 +143,7 @@ class _Emitter(PlanWriter):
         self.writer.line()
         with self.writer.block(f"void send({head}) const"):
             self.leave_outside(0)
-            for number, s in enumerate(stores):
-                flat = offset_of(s.target, s.index)
-                assert flat is not None
-                where = self.address(self.buffers[s.target], self.index(flat))
-                self.writer.line(f"if (output == {number}) store(reinterpret_cast<u32*>({where}), eight);")
+            self.send_eights(stores)
 
     # The whole
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.cuda.deferred import DeferredEpilogue
 from fusec.codegen.cuda.indices import spell_index
-from fusec.codegen.cuda.scalars import Scalars, Style, bare
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
 from fusec.codegen.cuda.spelling import is_widened, literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
@@ -29,6 +29,8 @@ EIGHT = "eight"
 """A result of 8 bits that leaves registers in eight columns of a row at a time."""
 ALIGNMENT = 1024
 """Of swizzled boxes, in bytes."""
+_EIGHT = 8
+"""Neighbours of a row, of 16 bits each, that leave together."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,45 @@ class PlanWriter:
             return f"float({text})" if is_widened(load.dtype) else text
 
         return read
+
+    def operand(self, value: ScalarExpr, dtype: DType, index: Callable[[Index], str]) -> None:
+        """Returns an element of a matmul's operand, read or computed, as ``dtype``. ``index``: the text of an index."""
+
+        def element(load: Load) -> str:
+            if load.buffer.space != "parameter":
+                raise LoweringError(f"tile {load.buffer} in a matmul's operand")
+            flat = offset_of(load.buffer, load.index)
+            where = bare(index(flat)) if flat is not None else scalars.gathered(load)
+            return f"{self.buffers[load.buffer]}[{where}]"
+
+        def read(load: Load) -> str:
+            return f"float({element(load)})" if is_widened(load.dtype) else element(load)
+
+        with self.names.scope():
+            scalars = Scalars(self.style, self.names, read, index, self.writer.line, [value])
+            if isinstance(value, Load) and value.dtype is dtype:
+                self.writer.line(f"return {element(value)};")
+            else:
+                self.writer.line(f"return {bare(stored(scalars.value(value), value.dtype, dtype))};")
+
+    def leaves_in_eights(self, s: Store) -> bool:
+        """Whether eight neighbours of a row of 16-bit results are 16 bytes at a multiple of that."""
+        if not self.pairs or s.target.dtype.bits != 16 or not s.target.dtype.is_float:
+            return False
+        flat, limit = offset_of(s.target, s.index), self.n.limit
+        ends = step_of(limit, self.n.var, _EIGHT) if limit is not None else None
+        if flat is None or (limit is not None and (ends is None or ends.multiple % _EIGHT)):
+            return False
+        step = step_of(flat, self.n.var, _EIGHT)
+        return step is not None and step.along == 1 and step.multiple % _EIGHT == 0
+
+    def send_eights(self, stores: Sequence[Store]) -> None:
+        """Stores ``eight`` neighbours of the result that has the number ``output``."""
+        for number, s in enumerate(stores):
+            flat = offset_of(s.target, s.index)
+            assert flat is not None
+            where = self.address(self.buffers[s.target], self.index(flat))
+            self.writer.line(f"if (output == {number}) store(reinterpret_cast<u32*>({where}), eight);")
 
     def prefetch_pairs(
         self,

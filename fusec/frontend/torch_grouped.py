@@ -14,25 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMESPACE = "_fusec"
+from fusec.frontend.torch_operators import define
 
 
 @cache
 def _library() -> Any:
     """Makes the operators known to PyTorch, once."""
-    new: Any = torch.library.Library
-    library = new(NAMESPACE, "DEF")
-    library.define("grouped_dot(Tensor rows, Tensor[] matrices, Tensor ends, bool transposed) -> Tensor")
-    library.define("grouped_outer(Tensor lhs, Tensor rhs, Tensor ends) -> Tensor")
-    library.define("take_rows(Tensor x, Tensor order) -> Tensor")
-    for name, run, fake in (
-        ("grouped_dot", _grouped_dot, _grouped_dot_fake),
-        ("grouped_outer", _grouped_outer, _grouped_outer_fake),
-        ("take_rows", _take_rows, _take_rows_fake),
-    ):
-        library.impl(name, run, "CompositeExplicitAutograd")
-        library._register_fake(name, fake)
-    return getattr(torch.ops, NAMESPACE), library
+    grouped = "grouped_dot(Tensor rows, Tensor[] matrices, Tensor ends, bool transposed) -> Tensor"
+    return define(
+        (grouped, _grouped_dot, _grouped_dot_fake),
+        ("grouped_outer(Tensor lhs, Tensor rhs, Tensor ends) -> Tensor", _grouped_outer, _grouped_outer_fake),
+        ("take_rows(Tensor x, Tensor order) -> Tensor", _take_rows, _take_rows_fake),
+    )
 
 
 def _op(name: str) -> Any:

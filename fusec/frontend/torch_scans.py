@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fusec.frontend.torch_grouped import NAMESPACE
+from fusec.frontend.torch_operators import define
 
 _MODULE = "torch._higher_order_ops.associative_scan"
 _lock = threading.Lock()
@@ -105,7 +105,7 @@ def running(combine: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tenso
         if scan is not None:
             made.append(scan(leaves[number]))
         elif factor is not None:
-            made.append(_operators().recurrence(leaves[number], leaves[factor]))
+            made.append(_operators()[0].recurrence(leaves[number], leaves[factor]))
         else:
             return None
     return made
@@ -183,17 +183,7 @@ def _is(node: Any, op: Any, a: Any, b: Any) -> bool:
 @cache
 def _operators() -> Any:
     """Makes the recurrence known to PyTorch, once."""
-    new: Any = torch.library.Library
-    library = new(NAMESPACE, "FRAGMENT")
-    library.define("recurrence(Tensor x, Tensor factor) -> Tensor")
-    library.impl("recurrence", _recurrence, "CompositeExplicitAutograd")
-    library._register_fake("recurrence", lambda x, factor: torch.empty_like(x))
-    _KEPT.append(library)
-    return getattr(torch.ops, NAMESPACE)
-
-
-_KEPT: list[Any] = []
-"""A library's operators end with it."""
+    return define(("recurrence(Tensor x, Tensor factor) -> Tensor", _recurrence, lambda x, factor: torch.empty_like(x)))
 
 
 def _recurrence(x: Tensor, factor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import cast, get_args
 
 from fusec.errors import OptionError, ParseError, TypeRuleError
 from fusec.ir.attributes import Attributes, ConstantAttributes, FusedKind, Scalar
+from fusec.ir.builder import unused_name
 from fusec.ir.graph import ROLES, AttentionGroup, FusedAttributes, Graph, ScoresGroup
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.index_text import parse_index
@@ -250,12 +251,7 @@ class _Body:
 
     def fresh(self, base: str) -> str:
         """A name that the text does not use."""
-        name, count = base, 0
-        while name in self.reserved:
-            count += 1
-            name = f"{base}_{count}"
-        self.reserved.add(name)
-        return name
+        return unused_name(base, self.reserved)
 
     def op(self) -> None:
         scanner = self.scanner

@@ -61,10 +61,10 @@ def matmul_from_text(text: str) -> Matmul:
 
 
 @contextmanager
-def _in_ieee(operand: Any) -> Iterator[None]:
+def _in_ieee() -> Iterator[None]:
     """In which the library multiplies f32 as f32, whatever this process allows it: programs of TF32 don't call it."""
     get, put = _tf32_setting()
-    before = get() if operand.element_size() == 4 and operand.is_cuda else None
+    before = get()
     if before not in (True, "tf32"):
         yield
         return
@@ -93,19 +93,26 @@ def bind_matmul(text: str) -> Callable[..., Sequence[Any]]:
 
     p = matmul_from_text(text)
 
+    def multiply(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        a, b = see(p.lhs, operands), see(p.rhs, operands)
+        if p.bias is None:
+            made = torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+        elif p.activation == "none":
+            made = torch.addmm(see(p.bias, operands), a, b)
+        else:
+            made = torch._addmm_activation(see(p.bias, operands), a, b, use_gelu=p.activation == "gelu")
+        return [made.view(p.shape)]
+
     def run(*operands: torch.Tensor) -> list[torch.Tensor]:
-        if not _threads.__dict__ and operands[0].is_cuda:
+        on_card = operands[0].is_cuda
+        if not _threads.__dict__ and on_card:
             # PyTorch's backward has a thread of its own, where cuBLAS warns that no context is current before this
             torch.cuda.is_current_stream_capturing()
             _threads.begun = True
-        with torch.no_grad(), _in_ieee(operands[0]):
-            a, b = see(p.lhs, operands), see(p.rhs, operands)
-            if p.bias is None:
-                made = torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
-            elif p.activation == "none":
-                made = torch.addmm(see(p.bias, operands), a, b)
-            else:
-                made = torch._addmm_activation(see(p.bias, operands), a, b, use_gelu=p.activation == "gelu")
-            return [made.view(p.shape)]
+        with torch.no_grad():
+            if operands[0].dtype is not torch.float32 or not on_card:
+                return multiply(operands)
+            with _in_ieee():
+                return multiply(operands)
 
     return run

@@ -56,14 +56,15 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     sums = rows_and_columns(context.body.ops, context.producers)[1]
     if sums:
         return _column_candidates(context, machine, sums[0].parts)
-    found = _row_candidates(context, machine.target)
     length, across = _row_length(context)
+    light = _is_light(context)
+    found = _row_candidates(context, machine.target, light and not across)
     elements = max(v.type.most for o in _anchors(context) for v in o.operands)
     large = [v for v in context.body.inputs if v.type.most >= elements]
     again = any(v.type.most >= elements for v in _late_outputs(context))
     twice = float(sum(v.type.most_bytes for v in large)) if again else 0.0
     stream, rows = stream_of(context.body), elements // max(length, 1)
-    if _is_light(context) and twice / max(rows, 1) * LIGHT_BLOCKS * machine.target.sms <= machine.target.l2:
+    if light and twice / max(rows, 1) * LIGHT_BLOCKS * machine.target.sms <= machine.target.l2:
         twice = 0.0
 
     def timed(found: Sequence[GpuRowSchedule], cuda: bool) -> list[GpuRowSchedule]:
@@ -71,7 +72,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
         return [replace(s, seconds=t) for s, t in zip(found, seconds, strict=True)]
 
     held: list[GpuRowSchedule] = []
-    if machine.writes_cuda(context) and not across and not (machine.triton and _is_loss(context)):
+    if machine.writes_cuda(context) and not across and not (machine.triton and light and _has_targets(context)):
         held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
     return in_both(context, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
 
@@ -98,7 +99,7 @@ def _row_length(context: LoweringContext) -> tuple[int, bool]:
     return most(product(shape[a] for a in axes)), not reduced_is_innermost(context, op, shape, retained)
 
 
-def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowSchedule]:
+def _row_candidates(context: LoweringContext, target: GpuTarget, light: bool) -> list[GpuRowSchedule]:
     anchors = _anchors(context)
     op = anchors[0]
     length, across = _row_length(context)
@@ -106,7 +107,7 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
     largest = max(context.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
     again = any(v.type.most > rows for v in _late_outputs(context))
-    steps, light = _steps(context), again and not across and _is_light(context)
+    steps, light = _steps(context), light and again
     return row_candidates(rows, length, target, bits=bits, across=across, steps=steps, again=again, light=light)
 
 
@@ -118,10 +119,10 @@ def _is_light(context: LoweringContext) -> bool:
     return bool(sums) and all(v.type.dtype.bits == 16 for v in context.body.outputs if v.type.most >= most)
 
 
-def _is_loss(context: LoweringContext) -> bool:
-    """Whether such a kernel has a target in each row: CUDA's clusters, whose exponentials are exact, take 1.5 times
-    Triton's time for a loss and its gradient, and three quarters of it for a softmax alone."""
-    return _is_light(context) and any(v.type.dtype.kind in ("int", "uint") for v in context.body.inputs)
+def _has_targets(context: LoweringContext) -> bool:
+    """Whether such a kernel has a target in each row, a loss: CUDA's clusters, whose exponentials are exact, take 1.5
+    times Triton's time for it and its gradient, and three quarters of it for a softmax alone."""
+    return any(v.type.dtype.kind in ("int", "uint") for v in context.body.inputs)
 
 
 def _late_outputs(context: LoweringContext) -> list[Value]:
